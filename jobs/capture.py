@@ -1,0 +1,13 @@
+"""Captures the target's answers and hidden states, as one Ray job: `ray job submit --working-dir . -- python jobs/capture.py --experiment EXPERIMENT --store FOLDER`."""
+
+from raysd.pipeline.job import StageFunctions, main
+
+
+def functions() -> StageFunctions:
+    from raysd.backends.stages import stage_functions
+
+    return stage_functions()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main("capture", functions))

@@ -1,0 +1,5 @@
+"""`python -m raysd`."""
+
+from raysd.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,215 @@
+"""Stages as Ray jobs: ships the code, submits, follows and stops through Ray's job server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import raysd
+from raysd.errors import ExperimentError, RaysdError, TryAgainError
+from raysd.experiment import Experiment, dump_experiment
+from raysd.experiment.hardware import StageResources
+from raysd.pipeline.runner import Job, JobOutcome
+
+STOP_WAIT_S = 30
+"""How long a stage may take to stop its engines before Ray kills it."""
+
+REACH_TIMEOUT_S = 5.0
+POLL_S = 1.0
+QUIET_S = 15.0
+"""After so long without a line, the job's state is asked: a broken connection tells nothing by itself."""
+
+PACKAGE = Path(raysd.__file__).parent
+
+
+@contextlib.contextmanager
+def connect_jobs(address: str, experiment: Experiment, store: Path) -> Iterator[RayJobClient]:
+    """A client for the job server of a running cluster, with the experiment and the code ready to be shipped.
+
+    address: `http://HOST:PORT` of the job server, or `auto` for the cluster that this process runs in. Raises RaysdError within seconds if
+    nothing answers there.
+    """
+    with tempfile.TemporaryDirectory(prefix="raysd-") as scratch:
+        working_dir = pack_working_dir(Path(scratch) / "job", experiment)
+        yield RayJobClient(_job_submission_client(address), working_dir, store, experiment.hardware.resources)
+
+
+def pack_working_dir(folder: Path, experiment: Experiment) -> Path:
+    """Writes what a stage's job runs in: the entry scripts in `jobs/` and the resolved `experiment.yaml`; returns the folder."""
+    (folder / "jobs").mkdir(parents=True)
+    for script in jobs_folder().glob("*.py"):
+        shutil.copy(script, folder / "jobs")
+    (folder / "experiment.yaml").write_text(dump_experiment(experiment), encoding="utf-8")
+    return folder
+
+
+def jobs_folder() -> Path:
+    """The entry scripts: inside the package in a wheel, beside it in a checkout."""
+    return PACKAGE / "jobs" if (PACKAGE / "jobs").is_dir() else PACKAGE.parent / "jobs"
+
+
+def entrypoint(stage: str, store: Path, attempt: int) -> str:
+    """The shell command of a stage's job."""
+    # A job's PATH is the head's, which need not hold the environment that raysd is in; on another machine only `python` can be meant.
+    python = f'"$(command -v {shlex.quote(sys.executable)} || command -v python)"'
+    return f"exec {python} jobs/{stage}.py --experiment experiment.yaml --store {shlex.quote(str(store))} --attempt {attempt}"
+
+
+def resource_options(resources: StageResources) -> dict[str, Any]:
+    """What a stage asks for, as `submit_job` takes it; nothing asked is nothing passed, so that the job runs on the head."""
+    asked = {"entrypoint_num_cpus": resources.cpus, "entrypoint_num_gpus": resources.gpus, "entrypoint_memory": resources.memory_bytes,
+             "entrypoint_resources": resources.custom}
+    return {name: value for name, value in asked.items() if value}
+
+
+class RayJobClient:
+    """The runner's JobClient over Ray's JobSubmissionClient."""
+
+    def __init__(self, client: Any, working_dir: Path, store: Path, resources: dict[str, StageResources]) -> None:
+        self._client = client
+        self._working_dir = working_dir
+        self._store = store
+        self._resources = resources
+
+    def attempts(self, prefix: str) -> list[int]:
+        with _explained("listing jobs"):
+            ids = [job.submission_id or "" for job in self._client.list_jobs()]
+        return [int(number) for job_id in ids if job_id.startswith(prefix) and (number := job_id.removeprefix(prefix)).isdigit()]
+
+    def submit(self, job: Job) -> None:
+        runtime_env = {"working_dir": str(self._working_dir), "py_modules": [str(PACKAGE)],
+                       "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)}}
+        with _explained(f"submitting {job.id}"):
+            self._client.submit_job(entrypoint=entrypoint(job.stage, self._store, job.attempt), submission_id=job.id, runtime_env=runtime_env,
+                                    metadata={"stage": job.stage, "attempt": str(job.attempt)},
+                                    **resource_options(self._resources.get(job.stage, StageResources())))
+
+    def follow(self, job_id: str) -> Iterator[str]:
+        told, rest = 0, ""
+        for chunk in self._tail(job_id):
+            *lines, rest = (rest + chunk).split("\n")
+            yield from lines
+            told += len(lines)
+        # The connection may have broken early, and it may close before the last lines: the whole log says what is still to tell.
+        while True:
+            with _explained(f"reading the log of {job_id}"):
+                ended = self._has_ended(job_id)  # asked first: what is written before the end is then in the log that is read next
+                lines = self._client.get_job_logs(job_id).split("\n")
+            complete = lines if ended and lines[-1] else lines[:-1]
+            yield from complete[told:]
+            told = max(told, len(complete))
+            if ended:
+                return
+            time.sleep(POLL_S)
+
+    def outcome(self, job_id: str) -> JobOutcome:
+        with _explained(f"asking for {job_id}"):
+            info = self._client.get_job_info(job_id)
+        return JobOutcome(status=info.status.value, error_type=info.error_type, exit_code=info.driver_exit_code, message=_last_line(info.message))
+
+    def stop(self, job_id: str) -> None:
+        with _explained(f"stopping {job_id}"):
+            if not self._is_known(job_id):
+                return  # interrupted before the job server had it
+            self._client.stop_job(job_id)
+            give_up = time.monotonic() + STOP_WAIT_S + 15
+            while not self._has_ended(job_id):
+                if time.monotonic() > give_up:
+                    raise TryAgainError(what=f"the job {job_id} did not stop within {STOP_WAIT_S + 15} s", where="Ray's job server",
+                                        fix=f"stop it by hand: ray job stop {job_id}")
+                time.sleep(0.2)
+
+    def _is_known(self, job_id: str) -> bool:
+        return any(job.submission_id == job_id for job in self._client.list_jobs())
+
+    def _has_ended(self, job_id: str) -> bool:
+        return self._client.get_job_status(job_id).is_terminal()
+
+    def _tail(self, job_id: str) -> Iterator[str]:
+        """Pieces of the log as Ray pushes them; ends early, without an error, if the connection breaks."""
+        import aiohttp
+
+        loop = asyncio.new_event_loop()
+        pieces = self._client.tail_job_logs(job_id)
+        waiting: asyncio.Task[str] | None = None
+        try:
+            while True:
+                waiting = waiting or loop.create_task(anext(pieces))
+                loop.run_until_complete(asyncio.wait({waiting}, timeout=QUIET_S))
+                if waiting.done():
+                    done, waiting = waiting, None
+                    yield done.result()
+                elif self._has_ended(job_id):
+                    return
+        except (StopAsyncIteration, RuntimeError, OSError, aiohttp.ClientError):
+            return  # the end, or a broken connection: `follow` reads on from the whole log
+        finally:
+            if waiting is not None:
+                waiting.cancel()
+                loop.run_until_complete(asyncio.wait({waiting}))
+            loop.run_until_complete(pieces.aclose())
+            loop.close()
+
+
+def _job_submission_client(address: str) -> Any:
+    from ray.job_submission import JobSubmissionClient
+
+    if address == "auto":
+        with _explained("looking for the cluster that this process runs in", address):
+            return JobSubmissionClient("auto")
+    address = _check_reachable(address)
+    hidden = {name: os.environ.pop(name, None) for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")}  # Ray lets them win over the argument
+    try:
+        with _explained("connecting to the job server", address):
+            return JobSubmissionClient(address)
+    finally:
+        os.environ.update({name: value for name, value in hidden.items() if value is not None})
+
+
+def _check_reachable(address: str) -> str:
+    """The address with its scheme. Raises RaysdError within seconds if nothing answers: Ray's own client would try for minutes."""
+    url = address if "://" in address else f"http://{address}"
+    if not url.startswith(("http://", "https://")):
+        raise ExperimentError(what=f"{address!r} is not an address of Ray's job server", where="--address",
+                              fix="use http://HOST:8265, the dashboard's address (`ray://` and the GCS port do not take jobs)")
+    url = url.rstrip("/")
+    try:
+        with urllib.request.urlopen(f"{url}/api/version", timeout=REACH_TIMEOUT_S):
+            return url
+    except urllib.error.HTTPError as err:
+        if err.code in (401, 403):
+            return url  # it is there and wants a token, which Ray's client sends
+        raise _unreachable(url, f"it answers {err.code} {err.reason}") from err
+    except (OSError, ValueError) as err:
+        raise _unreachable(url, str(getattr(err, "reason", err))) from err
+
+
+def _unreachable(url: str, reason: str) -> RaysdError:
+    return RaysdError(what=f"no Ray job server answers: {reason}", where=f"--address {url}",
+                      fix="start one with `ray start --head`, correct the address (the dashboard's, port 8265 by default), or leave --address out for a local Ray")
+
+
+@contextlib.contextmanager
+def _explained(doing: str, where: str = "Ray's job server") -> Iterator[None]:
+    """Turns what Ray's client raises into an error that says what was being done."""
+    try:
+        yield
+    except (RuntimeError, ConnectionError, OSError, ValueError) as err:  # requests' errors are OSErrors
+        raise TryAgainError(what=f"{doing}: {_last_line(str(err)) or type(err).__name__}", where=where,
+                            fix="check that the cluster is up, and run again") from err
+
+
+def _last_line(text: str | None) -> str:
+    lines = (text or "").strip().splitlines()
+    return lines[-1].strip() if lines else ""

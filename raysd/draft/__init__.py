@@ -1,0 +1,1 @@
+"""The draft: model, loss, training loop, acceptance."""

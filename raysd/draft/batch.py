@@ -1,0 +1,70 @@
+"""Captured conversations packed into rows for the draft, with the target's own distribution to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from raysd.draft.model import Rows
+from raysd.hidden_states.shards import Conversation
+
+
+@dataclass
+class Batch:
+    """Rows, and what follows each asked row. Axes as in model.py; S steps look ahead."""
+
+    rows: Rows
+    ahead_SM: torch.Tensor
+    """[S + 1, M] token t + 1 + s of each asked row; the last one known is repeated past a conversation's end."""
+    known_SM: torch.Tensor
+    """[S + 1, M] whether that token is known."""
+    last_states_MH: torch.Tensor
+    """[M, H] the target's last hidden state at t + 1, un-normed: it decides token t + 2."""
+
+
+def pack(conversations: Sequence[Conversation], steps: int, device: torch.device | str = "cpu") -> Batch:
+    """Rows t = 0 .. T - 2 of each conversation; asked are those that vLLM would draft from: t >= prompt_tokens - 1, where the token after t is an answer's."""
+    features, tokens, positions, counts, asked, ahead, known, last = [], [], [], [], [], [], [], []
+    for c in conversations:
+        count = len(c.token_ids) - 2
+        first = c.prompt_tokens - 1
+        if count <= first:
+            continue  # an answer of one token leaves nothing to propose
+        features.append(c.states_TLH[:count, :-1].flatten(1))
+        tokens.append(c.token_ids[1:count + 1])
+        positions.append(torch.arange(count))
+        counts.append(count)
+        asked.append(count - first)
+        index = torch.arange(first, count)[None] + 1 + torch.arange(steps + 1)[:, None]
+        known.append(index < len(c.token_ids))
+        ahead.append(c.token_ids[index.clamp(max=len(c.token_ids) - 1)])
+        last.append(c.states_TLH[first + 1:count + 1, -1])
+    rows = Rows(torch.cat(features).to(device), torch.cat(tokens).to(device), torch.cat(positions).to(device), counts, asked)
+    return Batch(rows, torch.cat(ahead, dim=1).to(device), torch.cat(known, dim=1).to(device), torch.cat(last).to(device))
+
+
+class TargetHead:
+    """The target's own next-token distribution, restricted to the draft's vocabulary: the soft targets."""
+
+    def __init__(self, norm_H: torch.Tensor, head_VH: torch.Tensor, eps: float) -> None:
+        """norm: the target's final norm; head: its rows for the draft's vocabulary."""
+        self.norm_H, self.head_VH, self.eps = norm_H, head_VH, eps
+
+    def log_probabilities(self, states_MH: torch.Tensor) -> torch.Tensor:
+        """[M, V] float32, normalised over the draft's vocabulary."""
+        normed = F.rms_norm(states_MH.float(), self.norm_H.shape, self.norm_H.float(), self.eps).to(self.head_VH.dtype)
+        return torch.log_softmax((normed @ self.head_VH.T).float(), dim=-1)
+
+
+def shifted(rows: Rows, per_row: torch.Tensor, step: int) -> torch.Tensor:
+    """[M, ...] value of the row `step` further on in the same conversation; past its end the last row's (to be masked by `known`)."""
+    if step == 0:
+        return per_row
+    parts, m = [], 0
+    for asked in rows.asked:
+        parts.append((torch.arange(asked) + step).clamp(max=asked - 1) + m)
+        m += asked
+    return per_row[torch.cat(parts).to(per_row.device)]

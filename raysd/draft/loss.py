@@ -1,0 +1,45 @@
+"""The training loss: soft cross-entropy at every draft step, over the steps that vLLM will draft."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from raysd.draft.batch import Batch, TargetHead, shifted
+from raysd.draft.model import Eagle3Draft
+
+
+@dataclass
+class StepLosses:
+    """The loss to minimise, and per draft step what it is made of."""
+
+    loss: torch.Tensor
+    per_step: list[float]
+    """Mean soft cross-entropy of each draft step, in nat."""
+
+
+def unrolled_loss(draft: Eagle3Draft, batch: Batch, target: TargetHead, token_to_draft: torch.Tensor, ttt_steps: int, ttt_decay: float) -> StepLosses:
+    """Training-time test (EAGLE-3, arXiv 2503.01840): the draft runs on its own outputs with the captured tokens, and every step is scored.
+
+    Step j weighs ttt_decay ** j. A row counts at step j if token t + 2 + j is known and in the draft's vocabulary: elsewhere the draft cannot be right
+    (the mask of EAGLE-3's reference code). token_to_draft: int64 [target vocabulary], -1 outside.
+    """
+    with torch.no_grad():
+        soft_MV = target.log_probabilities(batch.last_states_MH).exp()
+    normed, unrolling = draft.first(batch.rows)
+    total, per_step = torch.zeros((), device=normed.device), []
+    for step in range(ttt_steps):
+        if step:
+            normed, unrolling = draft.next(batch.rows, unrolling, batch.ahead_SM[step])
+        counted = batch.known_SM[step + 1] & (token_to_draft[batch.ahead_SM[step + 1]] >= 0)
+        index = counted.nonzero()[:, 0]
+        if len(index) == 0:
+            per_step.append(float("nan"))
+            continue
+        wanted = shifted(batch.rows, soft_MV, step)[index]
+        guessed = torch.log_softmax(draft.logits(normed[index]).float(), dim=-1)
+        loss = -(wanted * guessed).sum(-1).mean()
+        total = total + ttt_decay ** step * loss
+        per_step.append(float(loss.detach()))
+    return StepLosses(total, per_step)

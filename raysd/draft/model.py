@@ -1,0 +1,206 @@
+"""The Eagle3 draft in plain torch, computing what vLLM's llama_eagle3.py computes.
+
+Axes: N rows of all conversations end to end, M of them that are asked for a proposal (a suffix of each conversation), H hidden size,
+Q query heads, K key heads, D head size, A aux layers, V the draft's vocabulary.
+
+Row t of a conversation reads the embedding of token t + 1 and the target's states at t, sits at RoPE position t, and proposes token t + 2.
+Draft step j (j >= 1) of row t reads the embedding of token t + 1 + j and the draft's own output of step j - 1, sits at position t + j, proposes
+token t + 2 + j, and attends to what vLLM's KV cache would hold then: the step-0 keys of rows up to t, and row t's own keys of steps 1 to j.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from raysd.draft.shape import DraftShape
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight, computed in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
+
+
+@dataclass
+class Rows:
+    """The rows of some conversations, packed without padding."""
+
+    features_NF: torch.Tensor
+    """[N, A * H] aux states, concatenated in the order of the aux layers."""
+    tokens_N: torch.Tensor
+    """[N] token t + 1 of each row."""
+    positions_N: torch.Tensor
+    """[N] t, counted from each conversation's start."""
+    counts: list[int]
+    """Rows of each conversation; they sum to N."""
+    asked: list[int]
+    """Rows of each conversation, at its end, that are asked for proposals; they sum to M."""
+
+    def asked_index(self) -> torch.Tensor:
+        """[M] indices into N of the rows that are asked."""
+        parts, start = [], 0
+        for count, asked in zip(self.counts, self.asked):
+            parts.append(torch.arange(start + count - asked, start + count))
+            start += count
+        return torch.cat(parts).to(self.tokens_N.device)
+
+
+@dataclass
+class Unrolling:
+    """What later draft steps need of the earlier ones."""
+
+    step: int
+    hidden_MH: torch.Tensor
+    """What is fed back."""
+    keys_NKD: torch.Tensor
+    values_NKD: torch.Tensor
+    own_MKD: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    """Keys and values of steps 1, 2, ... of the asked rows."""
+
+
+class Eagle3Draft(nn.Module):
+    """`LlamaForCausalLMEagle3`: fc, one decoder layer, norm, head. The embedding is the target's, frozen, and no parameter of this module.
+
+    Parameter names are those of the checkpoint that vLLM loads (`midlayer.` is vLLM's `layers.0.`).
+    """
+
+    def __init__(self, shape: DraftShape, embedding_VH: torch.Tensor, draft_to_target_V: torch.Tensor) -> None:
+        """embedding: the target's [target vocabulary, H]; draft_to_target: int64 [V], the target token of each draft token, ascending."""
+        super().__init__()
+        self.shape = shape
+        h, heads, width = shape.hidden_size, shape.attention_heads, shape.head_dim
+        self.register_buffer("embedding", embedding_VH, persistent=False)
+        self.register_buffer("draft_to_target", draft_to_target_V, persistent=False)
+        self.fc = nn.Linear(len(shape.aux_layers) * h, h, bias=False)
+        self.fc_norm = nn.ModuleList(RMSNorm(h, shape.rms_norm_eps) for _ in shape.aux_layers) if shape.fc_norm else None
+        self.midlayer = nn.ModuleDict({
+            "input_layernorm": RMSNorm(h, shape.rms_norm_eps),
+            "hidden_norm": RMSNorm(h, shape.rms_norm_eps),
+            "self_attn": nn.ModuleDict({
+                "q_proj": nn.Linear(2 * h, heads * width, bias=False),
+                "k_proj": nn.Linear(2 * h, shape.kv_heads * width, bias=False),
+                "v_proj": nn.Linear(2 * h, shape.kv_heads * width, bias=False),
+                "o_proj": nn.Linear(heads * width, h, bias=False)}),
+            "post_attention_layernorm": RMSNorm(h, shape.rms_norm_eps),
+            "mlp": nn.ModuleDict({
+                "gate_proj": nn.Linear(h, shape.intermediate_size, bias=False),
+                "up_proj": nn.Linear(h, shape.intermediate_size, bias=False),
+                "down_proj": nn.Linear(shape.intermediate_size, h, bias=False)})})
+        self.norm = RMSNorm(h, shape.rms_norm_eps)
+        self.lm_head = nn.Linear(h, shape.vocab_size, bias=False)
+        self.rotary = _rotary(shape)
+
+    def first(self, rows: Rows) -> tuple[torch.Tensor, Unrolling]:
+        """Draft step 0: normed hidden [M, H] for the head, and the state of the unrolling."""
+        features = rows.features_NF
+        if self.fc_norm is not None:
+            chunks = features.chunk(len(self.fc_norm), dim=-1)
+            features = torch.cat([norm(chunk) for norm, chunk in zip(self.fc_norm, chunks)], dim=-1)
+        joined = self.fc(features.to(self._dtype()))
+        asked = rows.asked_index()
+        inputs_N2H, residual = self._inputs(rows.tokens_N, joined)
+        keys, values = self._keys_values(inputs_N2H, rows.positions_N)
+        queries = self._queries(inputs_N2H[asked], rows.positions_N[asked])
+        attended = _attend(queries, keys, values, rows, [])
+        normed, fed_back = self._finish(attended, residual[asked])
+        return normed, Unrolling(0, fed_back, keys, values)
+
+    def next(self, rows: Rows, unrolling: Unrolling, tokens_M: torch.Tensor) -> tuple[torch.Tensor, Unrolling]:
+        """One more draft step: tokens_M are token t + 1 + j of the asked rows, the captured ones in training, the draft's own when it drafts."""
+        step = unrolling.step + 1
+        positions = rows.positions_N[rows.asked_index()] + step
+        inputs, residual = self._inputs(tokens_M, unrolling.hidden_MH)
+        own = unrolling.own_MKD + [self._keys_values(inputs, positions)]
+        attended = _attend(self._queries(inputs, positions), unrolling.keys_NKD, unrolling.values_NKD, rows, own)
+        normed, fed_back = self._finish(attended, residual)
+        return normed, Unrolling(step, fed_back, unrolling.keys_NKD, unrolling.values_NKD, own)
+
+    def logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """Logits [..., V] over the draft's vocabulary."""
+        return self.lm_head(normed)
+
+    def _dtype(self) -> torch.dtype:
+        return self.fc.weight.dtype
+
+    def _inputs(self, tokens: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        layer = self.midlayer
+        embedded = layer["input_layernorm"](F.embedding(tokens, self.embedding).to(hidden.dtype))
+        normed = layer["hidden_norm"](hidden)
+        residual = normed if self.shape.norm_before_residual else hidden
+        return torch.cat([embedded, normed], dim=-1), residual
+
+    def _queries(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        heads = self.midlayer["self_attn"]["q_proj"](inputs).unflatten(-1, (-1, self.shape.head_dim))
+        return self._rotate(heads, positions)
+
+    def _keys_values(self, inputs: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        attention = self.midlayer["self_attn"]
+        keys = attention["k_proj"](inputs).unflatten(-1, (-1, self.shape.head_dim))
+        return self._rotate(keys, positions), attention["v_proj"](inputs).unflatten(-1, (-1, self.shape.head_dim))
+
+    def _rotate(self, heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        cos, sin = self.rotary(heads, positions[None])
+        cos, sin = cos[0, :, None], sin[0, :, None]
+        left, right = heads.chunk(2, dim=-1)
+        return (heads * cos + torch.cat([-right, left], dim=-1) * sin).to(heads.dtype)
+
+    def _finish(self, attended: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        layer = self.midlayer
+        residual = residual + layer["self_attn"]["o_proj"](attended)
+        hidden = layer["post_attention_layernorm"](residual)
+        mlp = layer["mlp"]
+        prenorm = residual + mlp["down_proj"](F.silu(mlp["gate_proj"](hidden)) * mlp["up_proj"](hidden))
+        normed = self.norm(prenorm)
+        return normed, normed if self.shape.norm_output else prenorm
+
+
+def _attend(queries_MQD: torch.Tensor, keys_NKD: torch.Tensor, values_NKD: torch.Tensor, rows: Rows,
+            own_MKD: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """[M, Q * D]: per conversation, causal attention to the step-0 keys, and on the diagonal to each later step's."""
+    parts, n, m = [], 0, 0
+    for count, asked in zip(rows.counts, rows.asked):
+        queries = queries_MQD[m:m + asked].transpose(0, 1)
+        groups = queries.shape[0] // keys_NKD.shape[1]
+        keys = keys_NKD[n:n + count].transpose(0, 1).repeat_interleave(groups, dim=0)
+        values = values_NKD[n:n + count].transpose(0, 1).repeat_interleave(groups, dim=0)
+        # Query i is row count - asked + i of the conversation and sees the rows up to itself.
+        seen = torch.ones(asked, count, dtype=torch.bool, device=queries.device).tril(count - asked)
+        if not own_MKD:
+            out = F.scaled_dot_product_attention(queries[None], keys[None], values[None], attn_mask=seen)[0]
+        else:
+            out = _with_diagonal(queries, keys, values, seen, [tuple(x[m:m + asked].transpose(0, 1).repeat_interleave(groups, dim=0) for x in pair) for pair in own_MKD])
+        parts.append(out.transpose(0, 1).flatten(1))
+        n, m = n + count, m + asked
+    return torch.cat(parts)
+
+
+def _with_diagonal(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor,
+                   own: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """One softmax over the step-0 keys that a row sees and its own keys of later steps. All are [Q, rows, D]; returns the same."""
+    scale = queries.shape[-1] ** -0.5
+    scores = (queries @ keys.transpose(1, 2)).masked_fill(~seen, float("-inf"))
+    diagonal = torch.stack([(queries * k).sum(-1) for k, _ in own], dim=-1)
+    weights = torch.softmax(torch.cat([scores, diagonal], dim=-1).float() * scale, dim=-1).to(values.dtype)
+    out = weights[..., :keys.shape[1]] @ values
+    for i, (_, v) in enumerate(own):
+        out = out + weights[..., keys.shape[1] + i, None] * v
+    return out
+
+
+def _rotary(shape: DraftShape) -> nn.Module:
+    """transformers' rotary embedding knows every rope variant that a target's config may name."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    from raysd.draft.checkpoint import draft_config
+
+    return LlamaRotaryEmbedding(draft_config(shape))

@@ -1,0 +1,26 @@
+"""`capture:` which prompts the target answers while its hidden states are kept."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from raysd.experiment.section import Placement, Section
+
+
+class CaptureSection(Section):
+    max_tokens: int = Field(256, ge=4)
+    """Longest answer, in tokens."""
+    temperature: float = Field(0.0, ge=0)
+    """Sampling temperature of the answers; 0 is greedy."""
+    seed: int = 0
+    """Seed of the sampling, used when temperature is above 0."""
+    train_prompts: int | None = Field(None, ge=1)
+    """How many prompts of the train split to answer; null: all."""
+    choose_prompts: int | None = Field(None, ge=1)
+    """How many prompts of the choose split to answer; null: all."""
+    concurrency: Placement[int] = Field(256, ge=1)
+    """Conversations that the engine holds at once."""
+    shard_conversations: Placement[int] = Field(256, ge=1)
+    """Conversations in one shard file."""
+    kv_cache_bytes: Placement[int] = Field(4 * 2**30, ge=2**26)
+    """Memory of the capturing engine's KV cache on CPU, hidden states included."""

@@ -1,0 +1,50 @@
+"""The whole experiment file as one typed value."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from raysd.experiment.capture import CaptureSection
+from raysd.experiment.draft import DraftSection
+from raysd.experiment.hardware import HardwareSection
+from raysd.experiment.prompts import PromptsSection
+from raysd.experiment.quantize import QuantizeSection
+from raysd.experiment.section import Placement, Section
+from raysd.experiment.sweep import SweepSection
+from raysd.experiment.target import TargetSection
+from raysd.experiment.train import TrainSection
+
+
+class Experiment(Section):
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")
+    """What it is called; the folder of its artifacts in the store."""
+    store: Placement[str] = "../runs"
+    """Where artifacts go: a folder, relative to the experiment file."""
+    target: TargetSection
+    hardware: HardwareSection = HardwareSection()
+    prompts: PromptsSection
+    draft: DraftSection = DraftSection()
+    capture: CaptureSection | None = None
+    train: TrainSection | None = None
+    quantize: QuantizeSection | None = None
+    sweep: SweepSection = SweepSection()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Experiment:
+        if self.draft.checkpoint is not None:
+            for name in ("capture", "train"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name}: has no effect, since draft.checkpoint names a finished draft; remove one of the two")
+        elif "bf16" in self.sweep.arms or "fp8" in self.sweep.arms:
+            for name in ("capture", "train"):
+                if getattr(self, name) is None:
+                    raise ValueError(f"{name}: is missing, and draft.checkpoint names no finished draft; add `{name}: {{}}` or a checkpoint")
+        if self.train is not None and self.capture is None:
+            raise ValueError("train: has nothing to learn from; add `capture: {}` or remove the section")
+        if self.quantize is not None and self.train is None and self.draft.checkpoint is None:
+            raise ValueError("quantize: there is no draft to quantize; add `capture: {}` and `train: {}`, or a draft.checkpoint")
+        if "fp8" in self.sweep.arms and self.quantize is None:
+            raise ValueError("sweep.arms: holds fp8, but there is no quantize section; add `quantize: {}` or remove the arm")
+        if self.store.startswith(("s3:", "gs:", "http:", "https:")):
+            raise ValueError(f"store: {self.store} is not a folder; this version keeps artifacts in a folder that all nodes share")
+        return self

@@ -1,0 +1,95 @@
+"""`sweep:` what is compared, under which load, and how often."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from raysd.experiment.section import Placement, Section
+
+Arm = Literal["none", "bf16", "fp8"]
+
+
+class Workload(Section):
+    """Prompts and answer lengths of one column of the sweep."""
+
+    name: str = "report"
+    """Its name in tables."""
+    osl: int = Field(128, ge=2)
+    """Longest answer, in tokens; the answer may end earlier on its own."""
+    ignore_eos: bool = False
+    """Whether every answer runs to `osl`."""
+
+
+class EngineSettings(Section):
+    """vLLM settings, the same for every arm."""
+
+    max_num_seqs: int = Field(16, ge=1)
+    """Sequences that an engine decodes at once."""
+    enforce_eager: bool = False
+    """Skips compilation: quick to start, slower to run."""
+    kv_cache_bytes: Placement[int] = Field(2**30, ge=2**26)
+    """Memory of each engine's KV cache on CPU."""
+    gpu_memory_frac: Placement[float] = Field(0.9, gt=0, le=1)
+    """Share of the GPU's memory that an engine takes."""
+    start_timeout_s: Placement[float] = Field(600, gt=0)
+    """How long a start may take."""
+    extra_args: dict[str, str | int | float | bool] = {}
+    """More arguments of vLLM's OpenAI server, without dashes, for instance `{attention-backend: TRITON_ATTN}`."""
+    draft_args: dict[str, str | int | float | bool] = {}
+    """More keys of vLLM's `speculative_config`, for instance `{attention_backend: TRITON_ATTN}`."""
+    env: dict[str, str] = {}
+    """Environment of the engine's processes."""
+
+
+class SweepSection(Section):
+    arms: list[Arm] = Field(["none", "bf16", "fp8"], min_length=1)
+    """What is compared; `none` is the target alone and must be there."""
+    workloads: list[Workload] = Field([Workload()], min_length=1)
+    """Every arm runs every workload."""
+    concurrency: list[int] = Field([1, 2, 4, 8], min_length=1)
+    """Requests that the client holds in flight."""
+    arm_concurrency: dict[Arm, list[int]] = {}
+    """Fewer concurrencies for an arm that is slow on this hardware."""
+    k: list[int] = Field([3], min_length=1)
+    """Tokens drafted per verify step, 1 to 8 each; every drafting arm runs at each of them."""
+    blocks: int = Field(3, ge=3)
+    """Rounds of all arms; statistics need at least 3."""
+    requests_per_slot: int = Field(4, ge=1)
+    """Requests of a cell, per unit of concurrency."""
+    report_prompts: int | None = Field(None, ge=1)
+    """How many prompts of the report split to use; null: all."""
+    temperature: float = Field(0.0, ge=0)
+    """Sampling temperature; the comparison of answers needs 0."""
+    near_tie_nat: float = Field(0.25, gt=0)
+    """Largest gap, in nat, between the target's log-probabilities of two tokens that still counts as a tie of rounding."""
+    engine: EngineSettings = EngineSettings()
+    """vLLM settings, the same for every arm."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SweepSection:
+        if "none" not in self.arms:
+            raise ValueError("arms: must hold `none`, the baseline that every speed-up is measured against")
+        for name, values in (("arms", self.arms), ("concurrency", self.concurrency), ("k", self.k)):
+            if len(set(values)) != len(values):
+                raise ValueError(f"{name}: {values} names something twice")
+        if any(not 1 <= k <= 8 for k in self.k):
+            raise ValueError(f"k: {self.k} must each be from 1 to 8")
+        if any(c < 1 for c in self.concurrency):
+            raise ValueError(f"concurrency: {self.concurrency} must each be at least 1")
+        if max(self.concurrency) > self.engine.max_num_seqs:
+            raise ValueError(f"concurrency: {max(self.concurrency)} is above engine.max_num_seqs = {self.engine.max_num_seqs}: requests would queue")
+        for arm, values in self.arm_concurrency.items():
+            if arm not in self.arms:
+                raise ValueError(f"arm_concurrency: names the arm {arm}, which is not in arms {self.arms}")
+            if not values or not set(values) <= set(self.concurrency):
+                raise ValueError(f"arm_concurrency.{arm}: {values} must be some of concurrency {self.concurrency}")
+        names = [w.name for w in self.workloads]
+        if len(set(names)) != len(names):
+            raise ValueError(f"workloads: {names} names something twice")
+        return self
+
+    def concurrency_of(self, arm: str) -> list[int]:
+        """The concurrencies at which an arm runs."""
+        return self.arm_concurrency.get(arm, self.concurrency)

@@ -1,0 +1,1 @@
+"""The catalogue of machines, and what a stage may ask of one."""

@@ -1,0 +1,1 @@
+"""Shards captured from the target, read back for training."""

@@ -1,0 +1,120 @@
+"""The capture stage: the target answers the prompts, and one pass yields answers and hidden states."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from raysd.artifacts.stage import StageRun
+from raysd.errors import StageError
+from raysd.experiment import Experiment
+from raysd.hidden_states.shards import Conversation, read_rows, write_index, write_shard
+from raysd.hidden_states.verify import check_conversation, compare_with_reference
+from raysd.prompts.prompt_set import Prompt, load_prompts
+from raysd.prompts.template import render
+from raysd.target import load_tokenizer, read_shape, resolve_target
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a capture engine gives for one prompt."""
+
+    index: int
+    """Which of the prompts that were asked."""
+    token_ids: list[int]
+    """Prompt and answer."""
+    finish_reason: str
+    states_TLH: torch.Tensor
+    """[len(token_ids) - 1, layers, hidden size]."""
+
+
+class CaptureEngine(Protocol):
+    """A running target that hands out its hidden states."""
+
+    def answers(self, prompts: Sequence[list[int]]) -> Iterator[Answer]:
+        """Answers all prompts, in the order in which they finish."""
+
+
+EngineFactory = Callable[[Experiment, Path, list[int], Path], AbstractContextManager[CaptureEngine]]
+"""`with factory(experiment, target_folder, layer_ids, scratch_folder) as engine:`"""
+
+
+def capture(run: StageRun, engine_factory: EngineFactory) -> dict[str, Any]:
+    """Answers the train and choose splits and writes shards with an index; shards that an earlier attempt finished are kept.
+
+    Metrics: conversations, prompt_tokens, output_tokens, elapsed_s and output_tok_s of answering, bytes, layer_ids, hf_relative_error by layer.
+    Raises StageError for states that cannot be right.
+    """
+    section = run.experiment.capture
+    target = resolve_target(run.experiment.target, run.progress)
+    shape = read_shape(target)
+    layer_ids = shape.aux_layers(run.experiment.draft.aux_layers) + [shape.layers]
+    prompt_set = load_prompts(run.experiment.prompts)
+    prompts = prompt_set.split("train", section.train_prompts) + prompt_set.split("choose", section.choose_prompts)
+    tokenizer = load_tokenizer(target, run.experiment.target)
+    rendered = render(prompts, tokenizer, run.experiment.target.max_model_len - section.max_tokens, "prompts.path")
+
+    shards = [range(start, min(start + section.shard_conversations, len(prompts))) for start in range(0, len(prompts), section.shard_conversations)]
+    paths = [run.work / f"shard-{number:05d}.safetensors" for number in range(len(shards))]
+    todo = [number for number, path in enumerate(paths) if not _is_finished(path, [prompts[i] for i in shards[number]])]
+    counts = {"conversations": 0, "output_tokens": 0}
+    hf_relative_error: dict[str, float] = {}
+    answering_s = 0.0
+    if todo:
+        run.progress("starting vLLM", 0, len(prompts), "conversations")
+        with engine_factory(run.experiment, target, layer_ids, run.work) as engine:
+            asked = [index for number in todo for index in shards[number]]
+            shard_of = {index: number for number in todo for index in shards[number]}
+            waiting: dict[int, dict[int, Conversation]] = {number: {} for number in todo}
+            already, start = len(prompts) - len(asked), time.monotonic()
+            for answer in engine.answers([rendered[i] for i in asked]):
+                index = asked[answer.index]
+                conversation = _conversation(prompts[index], rendered[index], answer)
+                check_conversation(conversation, len(layer_ids), shape.hidden_size)
+                if not hf_relative_error:
+                    hf_relative_error = _compare_first(run, target, conversation, layer_ids)
+                number = shard_of[index]
+                waiting[number][index] = conversation
+                if len(waiting[number]) == len(shards[number]):
+                    write_shard(paths[number], [waiting[number][i] for i in shards[number]])
+                    del waiting[number]
+                counts["conversations"] += 1
+                counts["output_tokens"] += len(answer.token_ids) - len(rendered[index])
+                answering_s = time.monotonic() - start
+                run.progress("answering and capturing", already + counts["conversations"], len(prompts), "conversations",
+                             output_tok_s=counts["output_tokens"] / answering_s)
+    for path in paths:
+        path.replace(run.out / path.name)
+    write_index(run.out)
+    rows = [row for path in paths for row in read_rows(run.out / path.name)]
+    prompt_tokens = sum(row["prompt_tokens"] for row in rows)
+    return {"conversations": len(rows), "prompt_tokens": prompt_tokens, "output_tokens": sum(row["tokens"] for row in rows) - prompt_tokens,
+            "truncated": sum(row["finish_reason"] == "length" for row in rows), "elapsed_s": answering_s,
+            "output_tok_s": counts["output_tokens"] / answering_s if answering_s else None,
+            "bytes": sum((run.out / path.name).stat().st_size for path in paths), "layer_ids": layer_ids, "hf_relative_error": hf_relative_error}
+
+
+def _is_finished(path: Path, prompts: list[Prompt]) -> bool:
+    """Whether an earlier attempt left this shard whole, with just these prompts; a shard cut otherwise is captured again."""
+    return path.is_file() and [row["prompt_id"] for row in read_rows(path)] == [prompt.id for prompt in prompts]
+
+
+def _conversation(prompt: Prompt, rendered: list[int], answer: Answer) -> Conversation:
+    if answer.token_ids[:len(rendered)] != rendered:
+        raise StageError(what="the engine's tokens do not start with the prompt's", where=f"capture: prompt {prompt.id}",
+                         fix="the target's tokenizer and the engine's differ; check target.model")
+    return Conversation(prompt.id, prompt.topic, prompt.split, torch.tensor(answer.token_ids), len(rendered), answer.finish_reason, answer.states_TLH)
+
+
+def _compare_first(run: StageRun, target: Path, conversation: Conversation, layer_ids: list[int]) -> dict[str, float]:
+    from raysd.target.reference import reference_states
+
+    run.progress("comparing the first states with Hugging Face's")
+    reference = reference_states(target, run.experiment.target, conversation.token_ids[:-1].tolist(), layer_ids)
+    return compare_with_reference(conversation.states_TLH, reference, layer_ids, f"capture: prompt {conversation.prompt_id}")

@@ -1,0 +1,1 @@
+"""The load generator: a streaming client that measures what it receives."""

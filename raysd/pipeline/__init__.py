@@ -1,0 +1,1 @@
+"""Stages as data, and the runner that resumes them."""

@@ -1,0 +1,117 @@
+"""Shows a run on standard error: live on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import IO, Any
+
+from raysd.artifacts.stage import Progress
+
+LINE_INTERVAL_S = 10.0
+"""Between two plain lines of one stage."""
+
+
+def open_display(stream: IO[str]) -> PlainDisplay | LiveDisplay:
+    """The display that fits a stream; use it in a `with`."""
+    return LiveDisplay(stream) if stream.isatty() else PlainDisplay(stream)
+
+
+def describe(doing: str, done: float | None, total: float | None, unit: str, figures: dict[str, float]) -> str:
+    """One line for what a stage is doing: `answering prompts 128/1032 prompts (12 %), 673.0 tok_s`."""
+    text = doing
+    if done is not None and total:
+        text += f" {done:g}/{total:g} {unit}".rstrip() + f" ({done / total:.0%})"
+    elif done is not None:
+        text += f" {done:g} {unit}".rstrip()
+    return ", ".join([text, *(f"{name} {value:.4g}" for name, value in figures.items())])
+
+
+def clock_time(seconds: float) -> str:
+    """Minutes and seconds: `3:07`."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+class PlainDisplay:
+    """Lines: a stage's start and end, and in between one at most every ten seconds."""
+
+    def __init__(self, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._clock = clock
+
+    def __enter__(self) -> PlainDisplay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def stage_cached(self, stage: str) -> None:
+        self._line(f"{stage}: found")
+
+    def stage_started(self, stage: str, attempt: int, why: str) -> Progress:
+        again = f", attempt {attempt}" if attempt > 1 else ""
+        self._line(f"{stage}: started{again} ({why})")
+        started = told_at = self._clock()
+
+        def progress(doing: str, done: float | None = None, total: float | None = None, unit: str = "", **figures: float) -> None:
+            nonlocal told_at
+            now = self._clock()
+            if now - told_at >= LINE_INTERVAL_S:
+                told_at = now
+                self._line(f"{stage}: {clock_time(now - started)} {describe(doing, done, total, unit, figures)}")
+
+        return progress
+
+    def stage_ended(self, stage: str, state: str, elapsed_s: float) -> None:
+        self._line(f"{stage}: {state} in {clock_time(elapsed_s)}")
+
+    def note(self, text: str) -> None:
+        self._line(text)
+
+    def _line(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+
+class LiveDisplay:
+    """One moving line with a bar for the stage at work; finished stages stay above it."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        from rich.console import Console  # late: `raysd --help` does without
+        from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bars
+
+        self._console = Console(file=stream, highlight=False)
+        self._bars = Bars(SpinnerColumn(), TextColumn("{task.fields[stage]:<9}"), TimeElapsedColumn(), BarColumn(bar_width=24),
+                          TextColumn("{task.description}", markup=False), console=self._console, transient=True)
+        self._task: Any = None
+
+    def __enter__(self) -> LiveDisplay:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+    def stage_cached(self, stage: str) -> None:
+        self.note(f"{stage:<9} found")
+
+    def stage_started(self, stage: str, attempt: int, why: str) -> Progress:
+        self._clear()
+        self._task = self._bars.add_task(f"starting ({why})", stage=stage, total=None)
+
+        def progress(doing: str, done: float | None = None, total: float | None = None, unit: str = "", **figures: float) -> None:
+            self._bars.update(self._task, description=describe(doing, done, total, unit, figures), completed=done or 0, total=total)
+
+        return progress
+
+    def stage_ended(self, stage: str, state: str, elapsed_s: float) -> None:
+        self._clear()
+        self.note(f"{stage:<9} {state} in {clock_time(elapsed_s)}")
+
+    def note(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    def _clear(self) -> None:
+        if self._task is not None:
+            self._bars.remove_task(self._task)
+            self._task = None

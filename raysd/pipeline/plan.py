@@ -1,0 +1,67 @@
+"""What a run would do: each stage is found, has to run, or cannot; and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from raysd.artifacts import Store, difference
+from raysd.errors import ArtifactError
+from raysd.pipeline.stages import Stage
+
+State = Literal["cached", "run", "blocked"]
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """One stage and what is to become of it."""
+
+    stage: Stage
+    state: State
+    why: str
+
+    def as_json(self) -> dict[str, Any]:
+        """The stage as `raysd plan --json` prints it."""
+        return {"stage": self.stage.name, "fingerprint": self.stage.fingerprint, "state": self.state, "why": self.why, "inputs": self.stage.identity["inputs"]}
+
+
+def plan(stages: Sequence[Stage], store: Store) -> list[PlannedStage]:
+    """Decides each stage from records alone, in the order given. Reads records and nothing else; writes nothing."""
+    planned: dict[str, PlannedStage] = {}
+    for stage in stages:
+        planned[stage.name] = PlannedStage(stage, *_decide(stage, [planned[name] for name in stage.inputs], store))
+    return list(planned.values())
+
+
+def _decide(stage: Stage, inputs: Sequence[PlannedStage], store: Store) -> tuple[State, str]:
+    try:
+        record = store.record(stage.key)
+    except ArtifactError as err:
+        return "blocked", f"{err.what} ({err.where}); {err.fix}"
+    if record is not None:
+        return "cached", f"made {record.ended[:16].replace('T', ' ')} UTC"
+    blocked = [planned.stage.name for planned in inputs if planned.state == "blocked"]
+    if blocked:
+        return "blocked", f"input {blocked[0]} is blocked"
+    running = [f"input {planned.stage.name} runs" for planned in inputs if planned.state == "run"]
+    reasons = _changes(stage, store, {planned.stage.name for planned in inputs if planned.state == "run"}) + running
+    return "run", "; ".join(reasons) if reasons else "never run"
+
+
+def _changes(stage: Stage, store: Store, running: set[str]) -> list[str]:
+    """What differs from the newest record of the same stage; an input that runs is told by the caller."""
+    try:
+        records = store.records(stage.experiment, stage.name)
+    except ArtifactError as err:  # an artifact that this run does not use: it can explain nothing, and it stops nothing
+        return [f"an earlier artifact cannot be compared: {err.what}"]
+    if not records:
+        return []
+    before, after = dict(records[0].identity), dict(stage.identity)
+    before_inputs, after_inputs = before.pop("inputs"), after.pop("inputs")
+    lines = difference(before, after)
+    for name in sorted({*before_inputs, *after_inputs} - running):
+        old, new = before_inputs.get(name), after_inputs.get(name)
+        if old != new:
+            lines.append(f"input {name} changed: {(old or 'none')[:8]} -> {(new or 'none')[:8]}")
+    return lines

@@ -1,0 +1,78 @@
+"""What is checked before anything is submitted: all that the configuration and the disk can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from raysd.artifacts import Store
+from raysd.checks.draft_fit import check_draft_fit, identify_draft
+from raysd.errors import ExperimentError, RaysdError
+from raysd.experiment import Experiment
+from raysd.experiment.target import TargetSection
+from raysd.hardware.catalogue import find_machine
+from raysd.pipeline.disk import check_disk, disk_need_bytes
+from raysd.pipeline.plan import PlannedStage
+from raysd.pipeline.stages import Stage, build_stages
+from raysd.prompts.prompt_set import load_prompts
+from raysd.target.locate import identify_target
+from raysd.target.pypi_asset import cached_asset, parse_asset
+from raysd.target.shape import TargetShape, read_shape
+
+
+def stages_of(experiment: Experiment) -> list[Stage]:
+    """The experiment's stages, with the target, the prompts and a finished draft looked at.
+
+    Raises ExperimentError if the prompts, the target's folder or the finished draft are absent or unfit; TargetError if a
+    Hugging Face id cannot be resolved.
+    """
+    checkpoint = experiment.draft.checkpoint
+    return build_stages(experiment, identify_target(experiment.target), load_prompts(experiment.prompts),
+                        None if checkpoint is None else identify_draft(checkpoint))
+
+
+def check_experiment(experiment: Experiment) -> None:
+    """Raises ExperimentError for hardware that is not known or asks too much of a node, and for a finished draft or aux
+    layers that do not fit a target which is on this machine already."""
+    machine = find_machine(experiment.hardware.name)
+    for stage, resources in experiment.hardware.resources.items():
+        if machine.gpus_per_node is not None and resources.gpus > machine.gpus_per_node:
+            raise ExperimentError(what=f"{resources.gpus:g} GPUs for one job, a {machine.name} node has {machine.gpus_per_node}",
+                                  where=f"hardware.resources.{stage}.gpus", fix="ask for what one node has, or name the hardware in hardware.name")
+    shape = target_shape_on_disk(experiment.target)
+    if shape is not None:
+        if experiment.draft.checkpoint is not None:
+            check_draft_fit(experiment.draft.checkpoint, shape)
+        else:
+            shape.aux_layers(experiment.draft.aux_layers)
+
+
+def check_store(store: Store, experiment: Experiment, planned: Sequence[PlannedStage]) -> None:
+    """Raises ArtifactError if the store cannot be written, or if its disk is too small for the stages that will run."""
+    store.check_writable()
+    running = [entry.stage.name for entry in planned if entry.state == "run"]
+    if running:
+        check_disk(store.root, need_bytes(running, experiment), f"the run ({', '.join(running)})")
+
+
+def need_bytes(stages: Sequence[str], experiment: Experiment) -> int:
+    """A rough need of disk for some stages, as far as it can be known: the target's width is not, before it is on this machine."""
+    shape = target_shape_on_disk(experiment.target)
+    conversations = 0
+    if experiment.capture is not None:
+        prompts = load_prompts(experiment.prompts)
+        conversations = len(prompts.split("train", experiment.capture.train_prompts)) + len(prompts.split("choose", experiment.capture.choose_prompts))
+    return sum(disk_need_bytes(stage, experiment, conversations, shape.hidden_size if shape else None) for stage in stages)
+
+
+def target_shape_on_disk(section: TargetSection) -> TargetShape | None:
+    """The target's shape if its files are on this machine; None if they have yet to be fetched or converted."""
+    folder = cached_asset(*parse_asset(section.model)) if section.model.startswith("pypi:") else Path(section.model)
+    return read_shape(folder) if (folder / "config.json").is_file() else None
+
+
+def name_the_file(error: RaysdError, spec: Path) -> RaysdError:
+    """The same error with the experiment file in `where`, for one that names only a field of it."""
+    if isinstance(error, ExperimentError) and str(spec) not in error.where:
+        return type(error)(what=error.what, where=f"{spec}: {error.where}", fix=error.fix)
+    return error

@@ -1,0 +1,70 @@
+"""The chain of an experiment as data: which stages it has, what each depends on, and the fingerprint that follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from raysd.artifacts import ArtifactKey, fingerprint
+from raysd.experiment import Experiment
+from raysd.prompts.prompt_set import PromptSet
+
+VERSIONS = {"capture": 1, "train": 1, "quantize": 1, "sweep": 1, "report": 1}
+"""Stage to the version of its code, in the order they run: raise it when a change of code changes what the stage makes of the same inputs."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of one experiment."""
+
+    experiment: str
+    name: str
+    identity: dict[str, Any]
+    """All that decides its result: stage, version, the values that change it, and the fingerprints of its inputs."""
+    inputs: tuple[str, ...]
+    """Names of the stages whose artifacts it reads."""
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the identity."""
+        return fingerprint(self.identity)
+
+    @property
+    def key(self) -> ArtifactKey:
+        """Where its artifact is in a store."""
+        return ArtifactKey(self.experiment, self.name, self.fingerprint)
+
+    def input_keys(self) -> list[ArtifactKey]:
+        """Where the artifacts that it reads are in a store."""
+        return [ArtifactKey(self.experiment, name, self.identity["inputs"][name]) for name in self.inputs]
+
+
+def build_stages(experiment: Experiment, target: dict[str, Any], prompts: PromptSet, checkpoint: dict[str, Any] | None = None) -> list[Stage]:
+    """The stages that an experiment needs, in the order they run.
+
+    target: what `identify_target` says. checkpoint: what `identify_draft` says of `draft.checkpoint`, if there is one.
+    A stage is there when the experiment has its section; sweep and report always are. The sweep reads a draft only for the arms that it has.
+    """
+    stages: dict[str, Stage] = {}
+
+    def add(name: str, values: dict[str, Any], inputs: tuple[str, ...]) -> None:
+        made = {source: stages[source].fingerprint for source in inputs}
+        identity = {"stage": name, "version": VERSIONS[name], **values, "inputs": made}
+        stages[name] = Stage(experiment.name, name, identity, inputs)
+
+    draft: tuple[str, ...] = ("train",) if checkpoint is None else ()
+    finished = {} if checkpoint is None else {"checkpoint": checkpoint}
+    if experiment.capture is not None:
+        add("capture", {"target": target, "draft": {"aux_layers": experiment.draft.aux_layers}, "capture": experiment.capture.result_values(),
+                        "prompts": prompts.fingerprint("train", "choose")}, ())
+    if experiment.train is not None:
+        add("train", {"draft": experiment.draft.result_values(), "train": experiment.train.result_values()}, ("capture",))
+    if experiment.quantize is not None:
+        add("quantize", {"target": target, **finished, "quantize": experiment.quantize.result_values(), "prompts": prompts.fingerprint("choose")}, draft)
+    arms = experiment.sweep.arms
+    add("sweep", {"target": target, **(finished if "bf16" in arms else {}), "hardware": experiment.hardware.name,
+                  "sweep": experiment.sweep.result_values(), "prompts": prompts.fingerprint("report")},
+        (draft if "bf16" in arms else ()) + (("quantize",) if "fp8" in arms else ()))
+    add("report", {}, tuple(stages))
+    return list(stages.values())

@@ -1,0 +1,70 @@
+"""What a run came to, for programs and for people, read from its records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raysd.artifacts import Record, Store
+from raysd.pipeline.display import clock_time
+from raysd.pipeline.runner import RunOutcome
+
+REPORT = "report.html"
+
+
+def summarize(experiment: str, outcome: RunOutcome, store: Store, elapsed_s: float) -> dict[str, Any]:
+    """The object that `raysd run --json` prints. Figures are empty, and the report null, where a run did not get so far.
+
+    acceptance_length: arm to tokens per verify step over the report split; speedup, speedup_ci: arm to concurrency to ratio and [low, high];
+    all for the first workload and the first k.
+    """
+    records = {result.stage.name: store.record(result.stage.key) for result in outcome.stages if result.artifact is not None}
+    sweep, report = _metrics(records.get("sweep")), _metrics(records.get("report"))
+    folder = next((result.artifact for result in outcome.stages if result.stage.name == "report"), None)
+    return {
+        "experiment": experiment,
+        "elapsed_s": round(elapsed_s, 1),
+        "stages": [result.as_json() for result in outcome.stages],
+        "acceptance_length": {arm: counts["acceptance_length"] for arm, counts in sweep.get("acceptance", {}).items()},
+        "speedup": report.get("speedup", {}),
+        "speedup_ci": report.get("speedup_ci", {}),
+        "lossless": sweep.get("lossless", {}),
+        "report": None if folder is None else str(folder / REPORT),
+    }
+
+
+def render(summary: dict[str, Any]) -> str:
+    """The summary as text for a terminal."""
+    rows = [["stage", "state", "elapsed", "fingerprint"]]
+    rows += [[entry["stage"], entry["state"], clock_time(entry["elapsed_s"]), entry["fingerprint"][:12]] for entry in summary["stages"]]
+    lines = [f"{summary['experiment']} in {clock_time(summary['elapsed_s'])}", "", *table(rows)]
+    if summary["acceptance_length"]:
+        lines += ["", "acceptance length (tokens per verify step, report split)", *_indented(f"{arm}  {value:.3f}" for arm, value in summary["acceptance_length"].items())]
+    if summary["speedup"]:
+        rows = [["arm", "concurrency", "speed-up of output_tok_s", "95 % interval"]]
+        for arm, ratios in summary["speedup"].items():
+            for concurrency, ratio in ratios.items():
+                interval = summary["speedup_ci"].get(arm, {}).get(concurrency)
+                rows.append([arm, concurrency, "not measured" if ratio is None else f"{ratio:.2f}x",
+                             f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else "none"])
+        lines += ["", *table(rows)]
+    if summary["lossless"]:
+        rows = [["answers against the baseline's", "equal", "near-tie", "broken"]]
+        rows += [[arm, str(counts["equal"]), str(counts["near_tie"]), str(counts["broken"])] for arm, counts in summary["lossless"].items()]
+        lines += ["", *table(rows)]
+    if summary["report"]:
+        lines += ["", f"report: {summary['report']}"]
+    return "\n".join(lines)
+
+
+def table(rows: list[list[str]]) -> list[str]:
+    """Rows of text in columns of equal width."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _indented(lines: Any) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _metrics(record: Record | None) -> dict[str, Any]:
+    return {} if record is None else record.metrics

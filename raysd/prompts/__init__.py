@@ -1,0 +1,1 @@
+"""What the target is asked, in three splits."""

@@ -1,0 +1,118 @@
+"""A prompt set: read from JSONL, checked, and split by topic into train, choose and report."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from raysd.artifacts import fingerprint
+from raysd.errors import ExperimentError
+from raysd.experiment.prompts import PromptsSection
+from raysd.prompts.rows import Row, prompt_files, read_rows
+
+Split = Literal["train", "choose", "report"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request to the target."""
+
+    id: str
+    messages: tuple[dict[str, str], ...]
+    """Chat messages, `role` and `content`."""
+    topic: str
+    split: Split
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """All prompts of an experiment, in the order of their files."""
+
+    prompts: tuple[Prompt, ...]
+    source: str = "prompts"
+    """Where they came from, for messages."""
+
+    def split(self, name: Split, limit: int | None = None) -> list[Prompt]:
+        """The prompts of one split, or its first `limit`. Raises ExperimentError if it is empty or holds fewer than the limit."""
+        found = [prompt for prompt in self.prompts if prompt.split == name]
+        if not found:
+            topics = len({prompt.topic for prompt in self.prompts})
+            held_out = "" if name == "train" else f", or raise prompts.{name}_frac if the rows name no split"
+            raise ExperimentError(what=f"the split `{name}` is empty: none of the {len(self.prompts)} prompts ({topics} topics) is in it",
+                                  where=self.source, fix=f"add rows with \"split\": \"{name}\"{held_out}")
+        if limit is not None and limit > len(found):
+            raise ExperimentError(what=f"{limit} prompts of the split `{name}` are asked for, and it holds {len(found)}", where=self.source,
+                                  fix=f"ask for at most {len(found)}, or add prompts to the split")
+        return found[:limit]
+
+    def fingerprint(self, *splits: Split) -> str:
+        """Hash of what these splits hold: ids, messages, topics, splits and their order.
+
+        The folder that the files lie in is no part of it; a file's name is, for rows without an `id` of their own.
+        """
+        return fingerprint([[prompt.id, list(prompt.messages), prompt.topic, prompt.split]
+                            for prompt in self.prompts if prompt.split in splits])
+
+
+def load_prompts(section: PromptsSection) -> PromptSet:
+    """The prompts at `section.path`, each with a split.
+
+    A row has `prompt` or `messages`, optionally `id` (else `<file name>:<line>`), `topic` (else the id) and `split`; other keys are the
+    user's own. A row without a split follows its topic where another row names that topic's split, and is otherwise put into one by
+    SHA-256 of the seed and its topic, so a topic never lies in two splits.
+
+    Raises ExperimentError, naming file, line and field, for a missing or empty source, a row that cannot be used, an id that is
+    there twice, and a topic that the rows themselves put into two splits.
+    """
+    rows = [row for file in prompt_files(section.path) for row in read_rows(file)]
+    if not rows:
+        raise ExperimentError(what="there is not one prompt in it", where=f"{section.path} (prompts.path)",
+                              fix="write one request a line: {\"prompt\": \"...\"}")
+    _refuse_duplicate_ids(rows)
+    named = _named_splits(rows)
+    prompts = []
+    for row in rows:
+        split = row.split or named.get(row.topic) or drawn_split(_group(row), section.seed, section.choose_frac, section.report_frac)
+        prompts.append(Prompt(id=row.id, messages=row.messages, topic=row.topic or row.id, split=split))
+    return PromptSet(prompts=tuple(prompts), source=str(section.path))
+
+
+def drawn_split(topic: str, seed: int, choose_frac: float, report_frac: float) -> Split:
+    """The split of a topic whose rows name none: the same on every machine, and unmoved by other topics that come or go."""
+    digest = hashlib.sha256(json.dumps([seed, topic]).encode("utf-8")).digest()
+    position = int.from_bytes(digest[:8], "big") / 2**64
+    if position < report_frac:
+        return "report"
+    return "choose" if position < report_frac + choose_frac else "train"
+
+
+def _group(row: Row) -> str:
+    """What stays together in one split: the topic, or for a row without one its text, so that the same request twice is never both
+    trained on and held out, and a line added above moves nothing."""
+    return row.topic if row.topic is not None else json.dumps(row.messages)
+
+
+def _named_splits(rows: Iterable[Row]) -> dict[str | None, Split]:
+    """Topic to the split that rows name for it. Raises ExperimentError if they name two."""
+    first: dict[str | None, Row] = {}
+    for row in rows:
+        if row.topic is None or row.split is None:
+            continue
+        earlier = first.setdefault(row.topic, row)
+        if earlier.split != row.split:
+            raise ExperimentError(what=f"the topic `{row.topic}` is in the split `{row.split}` here and in `{earlier.split}` at "
+                                       f"{earlier.place}: what is held out would leak", where=f"{row.place}: split",
+                                  fix="put all rows of a topic into one split")
+    return {topic: row.split for topic, row in first.items()}
+
+
+def _refuse_duplicate_ids(rows: Iterable[Row]) -> None:
+    first: dict[str, Row] = {}
+    for row in rows:
+        earlier = first.setdefault(row.id, row)
+        if earlier is not row:
+            raise ExperimentError(what=f"the id `{row.id}` is already that of {earlier.place}", where=f"{row.place}: id",
+                                  fix="give every row an id of its own, or leave ids out")

@@ -1,0 +1,1 @@
+"""The draft in FP8: scheme, exclusions as vLLM reads them, audit of the written file."""

@@ -1,0 +1,80 @@
+"""The audit of a quantized draft as written: what vLLM would read from it must be what was meant."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raysd.errors import StageError
+from raysd.quantization.exclusions import is_excluded, vllm_module_name
+
+SCALE = "_scale"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What the audit found, if it found no fault."""
+
+    quantized: list[str]
+    """Modules in FP8, each with its scale."""
+    high_precision: list[str]
+    """Linear modules left in the draft's own precision."""
+
+
+def audit_draft(folder: Path) -> Audit:
+    """Checks config.json and the weights of a quantized draft against each other.
+
+    Raises StageError if a quantized weight lacks its scale or the scale has the wrong length or is not a positive number; if an excluded module has a scale or FP8 values; if a
+    module is in high precision without an exclusion that vLLM matches (vLLM would load it without its scale); or if nothing is quantized.
+    """
+    import torch
+    from safetensors import safe_open
+
+    patterns = _exclusions(folder / "config.json")
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise StageError(what="the quantized draft has no safetensors file", where=folder, fix="run the stage again; Quark wrote no weights")
+    tensors: dict[str, Any] = {}
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            tensors |= {name: opened.get_tensor(name) for name in opened.keys()}
+    quantized, high_precision = [], []
+    for name, weight in sorted(tensors.items()):
+        if not name.endswith(".weight") or weight.ndim != 2:
+            continue
+        module = name.removesuffix(".weight")
+        excluded = is_excluded(vllm_module_name(module), patterns)
+        scale = tensors.get(name + SCALE)
+        in_fp8 = weight.dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+        if excluded and (scale is not None or in_fp8):
+            raise StageError(what=f"{module} is excluded, yet the file holds it {'in FP8' if in_fp8 else 'with a scale'}", where=folder, fix="check quantize.exclude")
+        if not excluded and not in_fp8:
+            raise StageError(what=f"{module} is in {weight.dtype} and no exclusion that vLLM matches names it (vLLM calls it {vllm_module_name(module)}, "
+                                  f"the exclusions are {patterns}): vLLM would read it as FP8 without a scale, and nothing would be accepted", where=folder / "config.json",
+                             fix="write the exclusion as a pattern, `re:(?:.*\\.)?NAME$`")
+        if in_fp8:
+            _check_scale(module, weight, scale, folder)
+        (high_precision if excluded else quantized).append(module)
+    if not quantized:
+        raise StageError(what="no weight of the draft is quantized", where=folder, fix="check quantize.exclude: it names every layer")
+    return Audit(quantized, high_precision)
+
+
+def _check_scale(module: str, weight: Any, scale: Any, folder: Path) -> None:
+    if scale is None:
+        raise StageError(what=f"{module} is in FP8 without its scale", where=folder, fix="run the stage again; if it stays so, this Quark version is not supported")
+    if scale.numel() != weight.shape[0]:
+        raise StageError(what=f"the scale of {module} has {scale.numel()} values for {weight.shape[0]} output channels", where=folder,
+                         fix="use the scheme ptpc_fp8: one scale per output channel")
+    if not bool((scale.float() > 0).all()) or not bool(scale.float().isfinite().all()):
+        raise StageError(what=f"the scale of {module} is not a positive number everywhere", where=folder, fix="check that the BF16 draft's weights are finite")
+
+
+def _exclusions(config_path: Path) -> list[str]:
+    config = json.loads(config_path.read_text(encoding="utf-8"))
+    try:
+        return list(config["quantization_config"]["exclude"])
+    except KeyError as err:
+        raise StageError(what=f"the quantized draft's config has no {err}", where=config_path, fix="run the stage again; Quark wrote no quantization_config") from err

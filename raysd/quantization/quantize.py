@@ -1,0 +1,72 @@
+"""The quantize stage: Quark quantizes the draft, exclusions are rewritten for vLLM, the file is audited, and the acceptance measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from raysd.artifacts.stage import StageRun
+from raysd.draft.acceptance import AcceptanceCounts, ServedAcceptance
+from raysd.experiment import Experiment
+from raysd.prompts.prompt_set import load_prompts
+from raysd.quantization.audit import audit_draft
+from raysd.quantization.exclusions import vllm_patterns
+
+Quantizer = Callable[[Path, Path, str, list[str]], None]
+"""`quantizer(draft, out, scheme, exclude)` writes the quantized checkpoint of a draft folder into `out`."""
+
+
+def quantize(run: StageRun, quantizer: Quantizer, served_acceptance: ServedAcceptance) -> dict[str, Any]:
+    """Writes `draft/`, the draft in FP8.
+
+    Metrics: quantized_weights, excluded_weights, file_bytes, bf16_file_bytes, served (FP8) and bf16_served acceptance on the choose split, acceptance_ratio.
+    Raises StageError if the file fails its audit.
+    """
+    section = run.experiment.quantize
+    source = bf16_draft(run.experiment, run.inputs)
+    folder = run.out / "draft"
+    run.progress(f"quantizing to {section.scheme} with Quark")
+    quantizer(source, folder, section.scheme, section.exclude)
+    rewrite_exclusions(folder)
+    run.progress("auditing the quantized draft")
+    audit = audit_draft(folder)
+    prompts = load_prompts(run.experiment.prompts).split("choose", run.experiment.capture.choose_prompts if run.experiment.capture else None)
+    run.progress("measuring the FP8 draft's acceptance in vLLM")
+    served = served_acceptance(folder, prompts, section.served_k)
+    bf16_served = _served_in_training(run.inputs, section.served_k)
+    if bf16_served is None:
+        run.progress("measuring the BF16 draft's acceptance in vLLM")
+        bf16_served = served_acceptance(source, prompts, section.served_k).as_metrics()
+    return {"scheme": section.scheme, "quantized_weights": audit.quantized, "excluded_weights": audit.high_precision,
+            "file_bytes": _weight_bytes(folder), "bf16_file_bytes": _weight_bytes(source), "served_k": section.served_k, "served": served.as_metrics(),
+            "bf16_served": bf16_served, "acceptance_ratio": served.acceptance_length / bf16_served["acceptance_length"]}
+
+
+def bf16_draft(experiment: Experiment, inputs: dict[str, Path]) -> Path:
+    """The BF16 draft's folder: the experiment's checkpoint, or what training left."""
+    return experiment.draft.checkpoint or inputs["train"] / "draft"
+
+
+def rewrite_exclusions(folder: Path) -> None:
+    """Rewrites `quantization_config.exclude` of a checkpoint in place, so that vLLM honours it."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config["quantization_config"]["exclude"] = vllm_patterns(config["quantization_config"]["exclude"])
+    path.write_text(json.dumps(config, indent=1), encoding="utf-8")
+
+
+def _served_in_training(inputs: dict[str, Path], k: int) -> dict[str, Any] | None:
+    """What training measured for the BF16 draft at the same k, so that it is not measured twice."""
+    from raysd.artifacts.record import read_record
+
+    record = read_record(inputs["train"] / "record.json") if "train" in inputs else None
+    if record is None or record.metrics["served_k"] != k:
+        return None
+    counts = record.metrics["served"]
+    return AcceptanceCounts(counts["drafts"], counts["draft_tokens"], counts["accepted"], tuple(counts["per_position"])).as_metrics()
+
+
+def _weight_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))

@@ -1,0 +1,1 @@
+"""Paired ratios, intervals, tables, pictures."""

@@ -1,0 +1,149 @@
+"""What the numbers say, in sentences: each says only what an interval supports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raysd.report import formats
+from raysd.report.statistics import MIN_PAIRS, Speedup
+
+FP8_TOLERANCE_FRAC = 0.03
+"""FP8 rounding is expected to move the acceptance length by at most this share."""
+
+_RANKS = {"faster": 3, "tie": 2, "slower": 1, None: 0}
+"""What is worth more in a headline: a proven gain, even if a point with a wide interval reads higher."""
+
+
+def headline(speedups: Sequence[Speedup]) -> str:
+    """One sentence for one workload and one k: the best speed-up, where it was reached, and where that arm turns into a loss."""
+    measured = [speedup for speedup in speedups if speedup.compared]
+    if not speedups:
+        return "The sweep has no drafting arm, so there is no speed-up to report."
+    if not measured:
+        return "No drafting arm has a block in which it and the baseline are both valid, so there is no speed-up to report."
+    best = max(measured, key=lambda speedup: (_RANKS[speedup.verdict], speedup.compared.ratio))
+    name, at = formats.arm_name(best.arm), f"at concurrency {best.concurrency}"
+    shown = formats.ratio(best.compared.ratio)
+    doubt = f"95 % interval {formats.interval(best.compared.interval)}, {formats.plural(best.compared.pairs, 'block')}, k = {best.k}"
+    if best.verdict is None:
+        return (
+            f"The {name} decoded {shown} as fast as no draft {at}, but in fewer than {MIN_PAIRS} valid blocks "
+            f"({best.compared.pairs}, k = {best.k}), so there is no interval and nothing is claimed."
+        )
+    if best.verdict == "tie":
+        return f"No speed-up was found: the best, the {name} {at}, is a tie with no draft at {shown} ({doubt})."
+    if best.verdict == "slower":
+        return (
+            f"Speculation loses wherever an interval could be formed: the best, the {name} {at}, "
+            f"decodes {shown} as fast as no draft ({doubt})."
+        )
+    return f"At concurrency {best.concurrency} the {name} decodes {shown} as fast as no draft ({doubt}){_turning_point(best, measured)}."
+
+
+def _turning_point(best: Speedup, speedups: Sequence[Speedup]) -> str:
+    """Where the best arm stops winning, as the end of the headline."""
+    same_arm = sorted(
+        (speedup for speedup in speedups if speedup.arm == best.arm and speedup.verdict), key=lambda speedup: speedup.concurrency
+    )
+    highest = same_arm[-1].concurrency
+    losses = [speedup for speedup in same_arm if speedup.verdict == "slower"]
+    ties = [speedup.concurrency for speedup in same_arm if speedup.verdict == "tie"]
+    if losses:
+        after = [speedup for speedup in losses if speedup.concurrency > best.concurrency]
+        loss = after[0] if after else losses[-1]
+        turns = "turns into a loss" if after else "is a loss"
+        shown = f"{formats.ratio(loss.compared.ratio)}, {formats.interval(loss.compared.interval)}"
+        return f"; at concurrency {loss.concurrency} it {turns} ({shown})"
+    if ties:
+        return f"; it is a tie at concurrency {formats.listing(ties)}, and no loss was measured up to {highest}"
+    return f", and no loss was measured up to concurrency {highest}" if len(same_arm) > 1 else ""
+
+
+def losses(speedups: Sequence[Speedup], many_workloads: bool = False) -> list[str]:
+    """One line for each point at which speculation is slower, its interval below 1."""
+    return [
+        f"{_where(speedup, many_workloads)}: {formats.ratio(speedup.compared.ratio)} ({formats.interval(speedup.compared.interval)})"
+        for speedup in speedups
+        if speedup.verdict == "slower"
+    ]
+
+
+def undecided(speedups: Sequence[Speedup], many_workloads: bool = False) -> list[str]:
+    """One line for each point with too few valid pairs for an interval."""
+    return [
+        f"{_where(speedup, many_workloads)}: {formats.plural(speedup.compared.pairs if speedup.compared else 0, 'valid pair')}, "
+        f"fewer than {MIN_PAIRS}, so no interval is given"
+        for speedup in speedups
+        if speedup.verdict is None
+    ]
+
+
+def _where(speedup: Speedup, many_workloads: bool) -> str:
+    workload = f"workload {speedup.workload}, " if many_workloads else ""
+    return f"{formats.arm_name(speedup.arm)}, {workload}concurrency {speedup.concurrency}, k = {speedup.k}"
+
+
+def loss_summary(speedups: Sequence[Speedup]) -> str:
+    """The sentence above the list of losses."""
+    decided = [speedup for speedup in speedups if speedup.verdict]
+    slower = sum(speedup.verdict == "slower" for speedup in decided)
+    if not decided:
+        return "No point has an interval, so it is open where speculation wins and where it loses."
+    if slower == 0:
+        return f"Speculation loses at none of the {formats.plural(len(decided), 'point')} that have an interval."
+    if slower == len(decided):
+        return f"Speculation loses at every point that has an interval ({slower} of {len(decided)}):"
+    return f"Speculation loses at {slower} of the {formats.plural(len(decided), 'point')} that have an interval:"
+
+
+def fp8_on_cpu(hardware: str, speedups: Sequence[Speedup], acceptance: Mapping[str, Any]) -> str | None:
+    """Why FP8 is slow here and what it still shows; None unless the hardware is a CPU and FP8 was measured to be slower."""
+    if hardware != "cpu" or not any(speedup.arm == "fp8" and speedup.verdict == "slower" for speedup in speedups):
+        return None
+    text = "This CPU has no FP8 matrix unit that vLLM uses here, so FP8 runs through an emulated kernel, and that is slower."
+    share = fp8_ratio(acceptance)
+    if share is None:
+        return f"{text} Its speed needs a GPU."
+    kept = "FP8 keeps the acceptance" if is_within_tolerance(share) else "FP8 changes the acceptance more than expected"
+    how = f"{formats.percent(share)} of the BF16 draft's acceptance length"
+    return f"{text} What the CPU does show is that {kept} ({how}); its speed needs a GPU."
+
+
+def fp8_ratio(acceptance: Mapping[str, Any]) -> float | None:
+    """Acceptance length of the FP8 draft over that of the BF16 draft; None unless both were counted."""
+    if "fp8" not in acceptance or "bf16" not in acceptance:
+        return None
+    return acceptance["fp8"]["acceptance_length"] / acceptance["bf16"]["acceptance_length"]
+
+
+def is_within_tolerance(share: float) -> bool:
+    return abs(share - 1) <= FP8_TOLERANCE_FRAC
+
+
+def fp8_acceptance(acceptance: Mapping[str, Any]) -> str | None:
+    """Whether the FP8 draft is accepted as the BF16 draft is; None unless both were counted."""
+    share = fp8_ratio(acceptance)
+    if share is None:
+        return None
+    expected = f"expected within {100 * FP8_TOLERANCE_FRAC:.0f} %"
+    met = "as expected" if is_within_tolerance(share) else "outside what was expected"
+    return f"The FP8 draft's acceptance length is {share:.3f} of the BF16 draft's ({100 * (share - 1):+.1f} %; {expected}): {met}."
+
+
+def lossless(counts: Mapping[str, Mapping[str, int]], largest_gap_nat: float | None, near_tie_nat: float) -> tuple[str, bool]:
+    """Whether the arms answered as the baseline did, and whether that holds."""
+    broken = sum(entry["broken"] for entry in counts.values())
+    compared = sum(sum(entry.values()) for entry in counts.values())
+    largest = f" The largest gap is {formats.gap(largest_gap_nat)}." if largest_gap_nat is not None else ""
+    if broken:
+        return (
+            f"{broken} of {formats.plural(compared, 'answer')} differ from the baseline's by more than a near-tie: "
+            f"those arms are not lossless here.{largest}",
+            False,
+        )
+    return (
+        f"None of {formats.plural(compared, 'answer')} differs from the baseline's by more than a near-tie of "
+        f"{formats.gap(near_tie_nat)}.{largest}",
+        True,
+    )

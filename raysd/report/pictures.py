@@ -1,0 +1,340 @@
+"""The report's pictures, drawn by matplotlib without a display.
+
+Colours are such that colour-blind readers can tell them apart, and series are labelled where they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from raysd.report import formats
+from raysd.report.inputs import Row
+from raysd.report.statistics import Speedup, position_rates, wilson_interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's palette, the darker half: readable on white and in grey print.
+ARM_COLOURS = {"bf16": "#0072B2", "fp8": "#D55E00"}
+POSITION_COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D00", "#5B5B5B", "#7B3294")
+INK, QUIET, GRID, LOSS = "#1f2933", "#66727f", "#e4e8ec", "#fbeee6"
+LINE_STYLES = ("-", "--", ":", "-.")
+RATIO_TICKS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0)
+
+
+def draw_speedup(speedups: Sequence[Speedup], baseline_tok_s: Mapping[int, float], subtitle: str, path: Path) -> None:
+    """Speed-up by concurrency, one line per arm and k of one workload, with 95 % intervals; the region below 1 is shaded as a loss.
+    A point without an interval is hollow.
+
+    baseline_tok_s: output tokens per second without a draft, by concurrency; shown below the concurrency.
+    """
+    measured = [speedup for speedup in speedups if speedup.compared]
+    with _figure(8.4, 4.5, path) as figure:
+        axes = figure.add_axes((0.085, 0.165, 0.895, 0.64))
+        _title(figure, "Speed-up over decoding without a draft", subtitle)
+        if not measured:
+            _say(axes, "no pair of valid cells")
+            return
+        series: dict[tuple[str, int], list[Speedup]] = {}
+        for speedup in measured:
+            series.setdefault((speedup.arm, speedup.k), []).append(speedup)
+        concurrencies = sorted({*baseline_tok_s, *(speedup.concurrency for speedup in measured)})
+        place = {concurrency: index for index, concurrency in enumerate(concurrencies)}
+        several_k = len({speedup.k for speedup in measured}) > 1
+        ks = sorted({speedup.k for speedup in measured})
+        lows = [_low(speedup) for speedup in measured]
+        highs = [_high(speedup) for speedup in measured]
+        bottom, top = min(*lows, 0.93) / 1.12, max(*highs, 1.07) * 1.12
+        axes.set(
+            yscale="log", ylim=(bottom, top), xlim=(-0.35, len(concurrencies) - 0.9 + len(concurrencies) * (0.24 if several_k else 0.16))
+        )
+        axes.axhspan(bottom, 1, color=LOSS, lw=0, zorder=0)
+        axes.axhline(1, color=INK, lw=1, zorder=1)
+        axes.annotate(
+            "slower than no draft",
+            (0, 1),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(5, -5),
+            textcoords="offset points",
+            va="top",
+            ha="left",
+            fontsize=8.5,
+            color="#a2501c",
+        )
+        ends = []
+        for index, ((arm, k), points) in enumerate(series.items()):
+            colour = ARM_COLOURS[arm]
+            shift = _shift(index, len(series))
+            x = [place[point.concurrency] + shift for point in points]
+            y = [point.compared.ratio for point in points]
+            axes.errorbar(
+                x,
+                y,
+                yerr=[
+                    [value - _low(point) for value, point in zip(y, points, strict=True)],
+                    [_high(point) - value for value, point in zip(y, points, strict=True)],
+                ],
+                color=colour,
+                lw=2,
+                ls=LINE_STYLES[ks.index(k) % len(LINE_STYLES)],
+                marker="o",
+                ms=6,
+                elinewidth=1.4,
+                capsize=3.5,
+                zorder=3,
+            )
+            hollow = [place_and_ratio for *place_and_ratio, point in zip(x, y, points, strict=True) if point.verdict is None]
+            if hollow:
+                axes.plot(*zip(*hollow, strict=True), ls="none", marker="o", ms=6, color=colour, mfc="white", mew=1.6, zorder=4)
+            ends.append(
+                (
+                    y[-1],
+                    place[points[-1].concurrency] + _shift(len(series) - 1, len(series)),
+                    formats.arm_name(arm) + (f", k = {k}" if several_k else ""),
+                    colour,
+                )
+            )
+        _label_ends(axes, ends)
+        if len(series) <= 2:
+            _label_points(axes, measured, place, len(series))
+        _ratio_ticks(axes, bottom, top)
+        axes.set_xticks(range(len(concurrencies)), [_concurrency_label(concurrency, baseline_tok_s) for concurrency in concurrencies])
+        axes.set_xlabel("Concurrency (requests in flight); below it, output tok/s without a draft", labelpad=6)
+        axes.set_ylabel("Speed-up (ratio of output tok/s)")
+
+
+def draw_acceptance(acceptance: Mapping[str, Any], subtitle: str, path: Path) -> None:
+    """Acceptance by position: of all drafts at the left, of the drafts that reached the position at the right, with 95 % Wilson intervals.
+
+    acceptance: arm to counts (`drafts`, `per_position`).
+    """
+    from matplotlib.ticker import PercentFormatter
+
+    rates = {arm: position_rates(counts["drafts"], counts["per_position"]) for arm, counts in acceptance.items()}
+    with _figure(8.4, 3.9, path) as figure:
+        _title(figure, "Drafted tokens that the target accepted, by position", subtitle)
+        left, right = (figure.add_axes((start, 0.135, 0.405, 0.60)) for start in (0.075, 0.575))
+        if not rates:
+            _say(left, "no drafting arm")
+            right.set_axis_off()
+            return
+        width = 0.78 / len(rates)
+        for axes, head in ((left, "of all drafts"), (right, "of the drafts that got that far")):
+            axes.set_title(head, loc="left", fontsize=10, color=INK, pad=8)
+            for index, (arm, at) in enumerate(rates.items()):
+                trials = [rate.drafts if axes is left else rate.reached for rate in at]
+                shares = [(rate.accepted / n) if n else 0.0 for rate, n in zip(at, trials, strict=True)]
+                bounds = [wilson_interval(rate.accepted, n) if n else (0.0, 0.0) for rate, n in zip(at, trials, strict=True)]
+                x = [rate.position + (index - (len(rates) - 1) / 2) * width for rate in at]
+                axes.bar(x, shares, width * 0.92, color=ARM_COLOURS[arm], zorder=2)
+                axes.errorbar(
+                    x,
+                    shares,
+                    yerr=[
+                        [s - low for s, (low, _) in zip(shares, bounds, strict=True)],
+                        [high - s for s, (_, high) in zip(shares, bounds, strict=True)],
+                    ],
+                    fmt="none",
+                    ecolor=INK,
+                    elinewidth=1,
+                    capsize=2.5,
+                    zorder=3,
+                )
+                for at_x, share, (_, high), n in zip(x, shares, bounds, trials, strict=True):
+                    axes.annotate(
+                        f"{100 * share:.0f} %" if n else formats.ABSENT,
+                        (at_x, high),
+                        xytext=(0, 3),
+                        textcoords="offset points",
+                        ha="center",
+                        fontsize=8.5,
+                        color=ARM_COLOURS[arm],
+                    )
+            axes.set_xticks([rate.position for rate in max(rates.values(), key=len)])
+            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+            axes.set_xlabel("Position in the draft (tokens)")
+        highest = max(axes.get_ylim()[1] for axes in (left, right))
+        for axes in (left, right):
+            axes.set_ylim(0, min(1.12, highest * 1.08))
+        left.set_ylabel("Accepted (%)")
+        for index, arm in enumerate(rates):
+            figure.text(
+                0.98,
+                0.945 - 0.06 * index,
+                f"■ {formats.arm_name(arm)}",
+                ha="right",
+                va="center",
+                fontsize=10,
+                fontweight="bold",
+                color=ARM_COLOURS[arm],
+            )
+
+
+def draw_training(curve: Sequence[Row], evaluations: Sequence[Row], subtitle: str, path: Path) -> None:
+    """Training loss, held-out accuracy by position and replayed acceptance length, all over steps.
+
+    Without any of them the picture says so.
+    """
+    from matplotlib.ticker import PercentFormatter
+
+    with _figure(8.4, 3.7, path) as figure:
+        _title(figure, "Training of the draft", subtitle)
+        loss, accuracy, replay = (
+            figure.add_axes((start, 0.145, width, 0.575)) for start, width in ((0.07, 0.26), (0.405, 0.2), (0.78, 0.2))
+        )
+        if not curve and not evaluations:
+            _say(loss, "no training in this experiment")
+            accuracy.set_axis_off()
+            replay.set_axis_off()
+            return
+        steps = [row["step"] for row in curve]
+        losses = [row["loss"] for row in curve]
+        loss.plot(steps, losses, color="#a9c7de", lw=1)
+        loss.plot(steps, _running_median(losses), color=ARM_COLOURS["bf16"], lw=2)
+        loss.set_title("loss, running median bold", loc="left", fontsize=10, pad=8)
+        loss.set(xlabel="Step", ylabel="Loss (nat, TTT steps weighted)")
+        ends = []
+        for position in sorted({row["position"] for row in evaluations}):
+            rows = sorted((row for row in evaluations if row["position"] == position), key=lambda row: row["step"])
+            colour = POSITION_COLOURS[(position - 1) % len(POSITION_COLOURS)]
+            accuracy.plot([row["step"] for row in rows], [row["accuracy"] for row in rows], color=colour, lw=2, marker="o", ms=4.5)
+            ends.append((rows[-1]["accuracy"], rows[-1]["step"], f"position {position}", colour))
+        accuracy.set_ylim(0, None)
+        accuracy.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+        accuracy.set_title("held-out accuracy", loc="left", fontsize=10, pad=8)
+        accuracy.set(xlabel="Step", ylabel="Accuracy (%, teacher-forced)")
+        lengths = sorted({row["step"]: row["replay_acceptance_length"] for row in evaluations}.items())
+        replay.plot([step for step, _ in lengths], [length for _, length in lengths], color=INK, lw=2, marker="o", ms=4.5)
+        for step, length in lengths[-1:]:
+            replay.annotate(f"{length:.2f}", (step, length), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=9, color=INK)
+        replay.set_ylim(1, 1 + 1.2 * max((length - 1 for _, length in lengths), default=1))
+        replay.set_title("replayed AL", loc="left", fontsize=10, pad=8)
+        replay.set(xlabel="Step", ylabel="AL (tokens per step)")
+        for axes in (loss, accuracy, replay):
+            axes.set_xlim(0, max(steps + [row["step"] for row in evaluations]) * 1.04)
+        _label_ends(accuracy, ends, size=8.5)
+
+
+@contextlib.contextmanager
+def _figure(width_in: float, height_in: float, path: Path) -> Iterator[Figure]:
+    """A figure that is written to `path` on a normal exit."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    style = {
+        "font.family": "DejaVu Sans",
+        "font.size": 9.5,
+        "text.color": INK,
+        "axes.labelcolor": INK,
+        "axes.edgecolor": "#c3cad1",
+        "axes.linewidth": 0.8,
+        "xtick.color": INK,
+        "ytick.color": INK,
+        "xtick.major.size": 0,
+        "ytick.major.size": 0,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "axes.grid.axis": "y",
+        "grid.color": GRID,
+        "grid.linewidth": 0.8,
+        "axes.axisbelow": True,
+    }
+    with mpl.rc_context(style):
+        figure = Figure((width_in, height_in), dpi=200, facecolor="white")
+        canvas = FigureCanvasAgg(figure)
+        yield figure
+        canvas.print_png(path, metadata={"Software": None})  # no version inside: the same data gives the same bytes
+
+
+def _title(figure: Figure, title: str, subtitle: str) -> None:
+    figure.text(0.015, 0.945, title, fontsize=13, fontweight="bold", va="center")
+    figure.text(0.015, 0.875, subtitle, fontsize=9.5, color=QUIET, va="center")
+
+
+def _say(axes: Axes, text: str) -> None:
+    axes.set_axis_off()
+    axes.text(0, 0.5, text, fontsize=11, color=QUIET, transform=axes.transAxes)
+
+
+def _shift(index: int, series: int) -> float:
+    """How far a series stands beside its concurrency, so that intervals do not cover each other; concurrencies are 1 apart."""
+    return (index - (series - 1) / 2) * min(0.08, 0.4 / series)
+
+
+def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]], size: float = 10) -> None:
+    """Names of series beside their last points, moved apart where they would overlap. ends: (y, x, name, colour)."""
+    axes.figure.canvas.draw()  # fixes the scales, so that data can be turned into pixels
+    line_px = size * 1.35 * axes.figure.dpi / 72
+    above = -math.inf
+    for y, x, name, colour in sorted(ends):
+        wanted = axes.transData.transform((x, y))[1]
+        above = max(wanted, above + line_px)
+        axes.annotate(
+            name,
+            (x, y),
+            xytext=(size * 1.1, (above - wanted) * 72 / axes.figure.dpi),
+            textcoords="offset points",
+            va="center",
+            ha="left",
+            fontsize=size,
+            fontweight="bold",
+            color=colour,
+            annotation_clip=False,
+        )
+
+
+def _label_points(axes: Axes, measured: Sequence[Speedup], place: Mapping[int, int], series: int) -> None:
+    """The ratio beside each point: above the higher and below the lower of two at one concurrency; a lone one away from the line at 1."""
+    arms = list(dict.fromkeys((speedup.arm, speedup.k) for speedup in measured))
+    for speedup in measured:
+        others = [other for other in measured if other.concurrency == speedup.concurrency and other is not speedup]
+        below = any(other.compared.ratio > speedup.compared.ratio for other in others) or (not others and speedup.compared.ratio < 1)
+        shift = _shift(arms.index((speedup.arm, speedup.k)), series)
+        axes.annotate(
+            formats.ratio(speedup.compared.ratio),
+            (place[speedup.concurrency] + shift, _low(speedup) if below else _high(speedup)),
+            xytext=(0, -6 if below else 6),
+            textcoords="offset points",
+            ha="center",
+            va="top" if below else "bottom",
+            fontsize=9,
+            color=ARM_COLOURS[speedup.arm],
+        )
+
+
+def _ratio_ticks(axes: Axes, bottom: float, top: float) -> None:
+    """Ticks of a logarithmic ratio axis, far enough apart to be read, 1 among them."""
+    smallest_gap = math.log(top / bottom) / 9
+    chosen = [1.0]
+    for tick in sorted((tick for tick in RATIO_TICKS if bottom <= tick <= top), key=lambda tick: abs(math.log(tick))):
+        if all(abs(math.log(tick / other)) >= smallest_gap for other in chosen):
+            chosen.append(tick)
+    axes.set_yticks(sorted(chosen), [f"{tick:.1f}×" for tick in sorted(chosen)])
+    axes.set_yticks([], minor=True)
+
+
+def _concurrency_label(concurrency: int, baseline_tok_s: Mapping[int, float]) -> str:
+    rate = baseline_tok_s.get(concurrency)
+    return f"{concurrency}\n{formats.decimal(rate, 0)} tok/s" if rate is not None else str(concurrency)
+
+
+def _low(speedup: Speedup) -> float:
+    return speedup.compared.interval[0] if speedup.compared.interval else speedup.compared.ratio
+
+
+def _high(speedup: Speedup) -> float:
+    return speedup.compared.interval[1] if speedup.compared.interval else speedup.compared.ratio
+
+
+def _running_median(values: Sequence[float]) -> list[float]:
+    """Median over a window of about a twelfth of the curve around each point."""
+    half = max(1, len(values) // 24)
+    windows = (sorted(values[max(0, index - half) : index + half + 1]) for index in range(len(values)))
+    return [window[len(window) // 2] for window in windows]

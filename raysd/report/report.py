@@ -1,0 +1,65 @@
+"""The stage `report`: measured artifacts in, a report that a person can open out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raysd.artifacts.stage import StageRun
+from raysd.report import sections
+from raysd.report.findings import headline
+from raysd.report.html import render_html
+from raysd.report.inputs import Inputs, read_inputs
+from raysd.report.markdown import render_markdown
+from raysd.report.pictures import draw_acceptance, draw_speedup, draw_training
+from raysd.report.statistics import Speedup, speedups
+from raysd.report.tables import baseline_rates
+
+
+def report(run: StageRun) -> dict[str, Any]:
+    """Writes report.html, report.md, speedup.png, acceptance.png and training.png.
+
+    Inputs: `sweep`; `capture`, `train` and `quantize` where the experiment has them. Metrics, of the first workload and the first k:
+    `speedup` (arm to concurrency to ratio of output tokens per second, null without a pair of valid cells), `speedup_ci` (arm to
+    concurrency to [low, high], null below 3 pairs), `verdict` (arm to concurrency to `faster`, `slower`, `tie` or null) and `headline`.
+    Raises ArtifactError for an input that cannot be read, MeasurementError for numbers that contradict themselves.
+    """
+    run.progress("reading the measurements", 0, 3)
+    inputs = read_inputs(run.experiment, run.inputs)
+    compared = speedups(inputs.cells)
+    shown = sections.primary(inputs, compared)
+    run.progress("drawing", 1, 3)
+    _draw(run, inputs, compared)
+    run.progress("writing the report", 2, 3)
+    document = sections.build_document(inputs, compared)
+    (run.out / "report.html").write_text(render_html(document, run.out), encoding="utf-8")
+    (run.out / "report.md").write_text(render_markdown(document), encoding="utf-8")
+    run.progress("writing the report", 3, 3)
+    return _metrics(shown)
+
+
+def _draw(run: StageRun, inputs: Inputs, compared: list[Speedup]) -> None:
+    subtitle = sections.conditions(inputs)
+    sweep = run.experiment.sweep
+    workload = sweep.workloads[0].name
+    blocks = len({cell["block"] for cell in inputs.cells})
+    first = [speedup for speedup in compared if speedup.workload == workload]
+    ks = ", ".join(str(k) for k in sorted({speedup.k for speedup in first}))
+    draw_speedup(
+        first,
+        baseline_rates(inputs.cells, workload),
+        f"{subtitle} · k = {ks} · {blocks} blocks, 95 % intervals",
+        run.out / sections.SPEEDUP_PNG,
+    )
+    acceptance = inputs.sweep_metrics.get("acceptance", {})
+    draw_acceptance(acceptance, f"{subtitle} · report split, 95 % intervals", run.out / sections.ACCEPTANCE_PNG)
+    draw_training(inputs.curve, inputs.evaluations, subtitle.rsplit(",", 1)[0], run.out / sections.TRAINING_PNG)
+
+
+def _metrics(shown: list[Speedup]) -> dict[str, Any]:
+    metrics: dict[str, Any] = {"speedup": {}, "speedup_ci": {}, "verdict": {}, "headline": headline(shown)}
+    for speedup in shown:
+        at, compared = str(speedup.concurrency), speedup.compared
+        metrics["speedup"].setdefault(speedup.arm, {})[at] = compared.ratio if compared else None
+        metrics["speedup_ci"].setdefault(speedup.arm, {})[at] = list(compared.interval) if compared and compared.interval else None
+        metrics["verdict"].setdefault(speedup.arm, {})[at] = speedup.verdict
+    return metrics

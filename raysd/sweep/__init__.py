@@ -1,0 +1,1 @@
+"""Arms compared under load, in blocks; answers compared; acceptance counted."""

@@ -1,0 +1,64 @@
+"""The cells of a sweep in run order, and the prompts of each: pure, so that a plan can be printed before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from raysd.experiment.sweep import SweepSection
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One point to measure."""
+
+    arm: str
+    workload: str
+    isl: int | None
+    """Prompt length asked for, in tokens; None for real prompts, whose length is what it is."""
+    osl: int
+    concurrency: int
+    k: int | None
+    """None for the arm `none`, which drafts nothing: one cell of it is the baseline of every k."""
+    block: int
+    """From 0."""
+    requests: int
+
+    def label(self) -> str:
+        """A few words for progress and messages."""
+        drafting = f", k {self.k}" if self.k is not None else ""
+        return f"{self.arm}{drafting}, {self.workload}, concurrency {self.concurrency}, block {self.block + 1}"
+
+    def identity(self) -> dict[str, Any]:
+        """The values that make this cell this cell, JSON-ready."""
+        return {"arm": self.arm, "workload": self.workload, "isl": self.isl, "osl": self.osl, "concurrency": self.concurrency, "k": self.k,
+                "block": self.block, "requests": self.requests}
+
+
+def plan_engines(sweep: SweepSection) -> list[tuple[str, int | None]]:
+    """Arm and k of every engine that the sweep needs; the baseline has no k."""
+    return [(arm, k) for arm in sweep.arms for k in ([None] if arm == "none" else sweep.k)]
+
+
+def plan_cells(sweep: SweepSection) -> list[Cell]:
+    """Every cell in run order; blocks go A B C, C B A, ..., so that drift hits all arms alike.
+
+    Within a block the arms take turns at each workload and concurrency: what is compared is measured within minutes of each other.
+    """
+    engines = plan_engines(sweep)
+    return [Cell(arm=arm, workload=workload.name, isl=None, osl=workload.osl, concurrency=concurrency, k=k, block=block,
+                 requests=concurrency * sweep.requests_per_slot)
+            for block in range(sweep.blocks)
+            for workload in sweep.workloads
+            for concurrency in sweep.concurrency
+            for arm, k in (engines if block % 2 == 0 else engines[::-1])
+            if concurrency in sweep.concurrency_of(arm)]
+
+
+def cell_prompts(prompts: Sequence[T], cell: Cell) -> list[T]:
+    """The prompts of a cell, one a request: the same for every arm and k, and the next ones in every block, from the start again when they run out."""
+    start = cell.block * cell.requests
+    return [prompts[(start + index) % len(prompts)] for index in range(cell.requests)]

@@ -1,0 +1,68 @@
+"""What a vLLM engine is asked to be, as data; `backends/` makes it run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from raysd.draft.acceptance import AcceptanceCounts
+from raysd.experiment import Experiment
+from raysd.experiment.sweep import EngineSettings
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """One vLLM OpenAI server."""
+
+    target: Path
+    """Folder of the target's checkpoint."""
+    draft: Path | None
+    """Folder of the draft's checkpoint; None: no speculation."""
+    k: int | None
+    """Tokens drafted per verify step; None without a draft."""
+    dtype: str
+    tensor_parallel: int
+    max_model_len: int
+    chat_template: Path | None
+    trust_remote_code: bool
+    hardware: str
+    """`cpu`, or a name of the hardware catalogue."""
+    settings: EngineSettings
+
+
+class Server(Protocol):
+    """A vLLM server that is up."""
+
+    base_url: str
+    """`http://127.0.0.1:PORT`, without `/v1`."""
+    model: str
+    """The model name to put into requests."""
+    log_path: Path
+    command: list[str]
+    """The command line that started it."""
+    start_s: float
+    """From the start of its process until it was ready."""
+
+    def acceptance(self) -> AcceptanceCounts:
+        """The spec_decode counters since the server started; all zero without a draft."""
+
+    def running_requests(self) -> int:
+        """Requests that the engine works on or has queued."""
+
+    def check_alive(self) -> None:
+        """Raises EngineError, with the telling lines of the log, if the server's process has ended."""
+
+
+StartServer = Callable[[EngineSpec, Path], AbstractContextManager[Server]]
+"""`with start_server(spec, log_path) as server:` is ready on entry; on exit every process of it has ended."""
+
+
+def engine_spec(experiment: Experiment, target: Path, draft: Path | None, k: int | None, settings: EngineSettings | None = None) -> EngineSpec:
+    """The engine of one arm of an experiment; the settings are the sweep's unless others are given."""
+    section = experiment.target
+    return EngineSpec(target=target, draft=draft, k=k if draft else None, dtype=section.dtype, tensor_parallel=section.tensor_parallel,
+                      max_model_len=section.max_model_len, chat_template=section.chat_template, trust_remote_code=section.trust_remote_code,
+                      hardware=experiment.hardware.name, settings=settings or experiment.sweep.engine)

@@ -1,0 +1,97 @@
+"""One cell measured: the load, the engine's counters over it, and whether the numbers may be used."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from raysd.draft.acceptance import AcceptanceCounts
+from raysd.errors import EngineError
+from raysd.load.client import CompletionRequest, RequestResult, run_closed_loop
+from raysd.load.metrics import STEADY_SHARE, LoadMetrics, e2el_ms, summarise, tpot_ms, ttft_ms
+from raysd.sweep.cells import Cell
+from raysd.sweep.engine import Server
+from raysd.sweep.tables import SCHEMA_VERSION
+
+REQUEST_TIMEOUT_S = 900.0
+"""The longest that one request may take before it counts as hung."""
+IDLE_PATIENCE_S = 60.0
+"""How long an engine may take to finish what nobody waits for any more."""
+
+Row = dict[str, Any]
+
+
+def measure_cell(cell: Cell, order: int, requests: Sequence[CompletionRequest], server: Server, engines: Sequence[Server]) -> tuple[Row, list[Row]]:
+    """The rows of a cell for `cells` and `requests`. A request that fails makes the cell invalid, with its reason.
+
+    order: the cell's place in the run. engines: all that are resident; they must be idle. Raises EngineError if the engine dies.
+    """
+    wait_until_idle(engines)
+    results, counted = run_counted(server, requests, cell.concurrency)
+    metrics = summarise(results, cell.concurrency)
+    reasons = invalid_reasons(cell, metrics, counted, results, requests)
+    started_ns = min(result.dispatched_ns for result in results)
+    key = {"arm": cell.arm, "workload": cell.workload, "concurrency": cell.concurrency, "k": cell.k, "block": cell.block}
+    return _cell_row(cell, order, metrics, counted, reasons), [key | _request_row(result, started_ns) for result in results]
+
+
+def run_counted(server: Server, requests: Sequence[CompletionRequest], concurrency: int) -> tuple[list[RequestResult], AcceptanceCounts]:
+    """The results of some requests, and what the engine counted over them. Raises EngineError if the engine dies."""
+    before = server.acceptance()
+    results = run_closed_loop(server.base_url, server.model, requests, concurrency, REQUEST_TIMEOUT_S)
+    server.check_alive()
+    wait_until_idle([server])  # the counters of the last step are written with the count of running requests, a moment after its tokens are sent
+    return results, server.acceptance() - before
+
+
+def wait_until_idle(engines: Sequence[Server]) -> None:
+    """Returns when no engine has a request. Raises EngineError if one stays busy: what is measured beside it would be wrong."""
+    deadline = time.monotonic() + IDLE_PATIENCE_S
+    for engine in engines:
+        while (running := engine.running_requests()) > 0:
+            if time.monotonic() > deadline:
+                raise EngineError(what=f"the engine still works on {running} requests after {IDLE_PATIENCE_S:g} s, and nobody waits for them",
+                                  where=engine.log_path, fix="find in the log what it is busy with; is somebody else using it?")
+            time.sleep(0.02)
+
+
+def invalid_reasons(cell: Cell, metrics: LoadMetrics, counted: AcceptanceCounts, results: Sequence[RequestResult],
+                    requests: Sequence[CompletionRequest]) -> list[str]:
+    """Why the numbers of a cell must not be used; empty: they may."""
+    reasons = []
+    if metrics.failures:
+        first = next(result.error for result in results if result.error is not None)
+        reasons.append(f"{metrics.failures} of {metrics.requests} requests failed, the first with: {first}")
+    if metrics.window_s is None:
+        reasons.append(f"the asked concurrency of {cell.concurrency} was never reached")
+    elif metrics.achieved_concurrency < STEADY_SHARE * cell.concurrency:
+        reasons.append(f"{metrics.achieved_concurrency:.2f} requests were in flight on average, {cell.concurrency} were asked for")
+    if cell.k is not None and counted.drafts == 0:
+        reasons.append("the engine counted no draft")
+    if cell.k is None and counted.drafts > 0:
+        reasons.append(f"the engine of the baseline counted {counted.drafts} drafts")
+    short = sum(result.error is None and request.ignore_eos and result.output_tokens != request.max_tokens
+                for result, request in zip(results, requests, strict=True))
+    if short:
+        reasons.append(f"{short} answers do not have the {cell.osl} tokens that ignore_eos asks for")
+    return reasons
+
+
+def _cell_row(cell: Cell, order: int, metrics: LoadMetrics, counted: AcceptanceCounts, reasons: list[str]) -> Row:
+    good = metrics.requests - metrics.failures
+    return {"arm": cell.arm, "workload": cell.workload, "isl": metrics.prompt_tokens / good if good else None, "osl": cell.osl,
+            "concurrency": cell.concurrency, "k": cell.k, "block": cell.block, "valid": not reasons, "invalid_reasons": reasons, **asdict(metrics),
+            "drafts": counted.drafts, "draft_tokens": counted.draft_tokens, "accepted": counted.accepted,
+            "acceptance_length": counted.acceptance_length if counted.drafts else None, "per_position": list(counted.per_position),
+            "order": order, "schema_version": SCHEMA_VERSION}
+
+
+def _request_row(result: RequestResult, started_ns: int) -> Row:
+    good = result.error is None
+    return {"prompt_id": result.prompt_id, "error": result.error, "finish_reason": result.finish_reason, "prompt_tokens": result.prompt_tokens,
+            "output_tokens": result.output_tokens, "dispatched_ms": (result.dispatched_ns - started_ns) / 1e6,
+            "ended_ms": (result.ended_ns - started_ns) / 1e6, "ttft_ms": ttft_ms(result) if good else None,
+            "tpot_ms": tpot_ms(result) if good else None, "e2el_ms": e2el_ms(result) if good else None,
+            "chunk_ms": [(at_ns - started_ns) / 1e6 for at_ns in result.chunk_ns], "chunk_tokens": list(result.chunk_tokens)}

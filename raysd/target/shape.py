@@ -1,0 +1,67 @@
+"""The target's shape, read from its config.json: what a draft must fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raysd.errors import ExperimentError
+from raysd.target.locate import read_config
+
+
+@dataclass(frozen=True)
+class TargetShape:
+    """Sizes of a decoder-only target."""
+
+    layers: int
+    hidden_size: int
+    vocab_size: int
+    intermediate_size: int
+    attention_heads: int
+    kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope_parameters: dict[str, Any]
+    """As transformers 5 writes them: `rope_theta`, `rope_type` and what the type needs."""
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    hidden_act: str
+
+    def aux_layers(self, asked: list[int] | None) -> list[int]:
+        """Layers whose entering residual stream a draft reads (vLLM's numbering, 0 to `layers`).
+
+        asked: the experiment's, or None for 2, n // 2, n - 3 (EAGLE-3's reference code), brought inside a shallow target. Raises ExperimentError for an id that does not exist.
+        """
+        n = self.layers
+        ids = sorted({min(2, n), n // 2, max(n - 3, 0)}) if asked is None else asked
+        if any(not 0 <= i <= n for i in ids) or len(set(ids)) != len(ids):
+            raise ExperimentError(what=f"{ids} are not different layer ids from 0 to {n}", where="draft.aux_layers",
+                                  fix=f"name layers of the target, which has {n}; id i is the residual stream entering layer i")
+        return list(ids)
+
+
+def read_shape(folder: Path) -> TargetShape:
+    """The shape of the target in a folder; a multimodal target's text part. Raises ExperimentError if a size is not in its config."""
+    config = read_config(folder, "target.model")
+    config = config.get("text_config") or config
+    try:
+        heads = config["num_attention_heads"]
+        return TargetShape(
+            layers=config["num_hidden_layers"], hidden_size=config["hidden_size"], vocab_size=config["vocab_size"],
+            intermediate_size=config["intermediate_size"], attention_heads=heads, kv_heads=config.get("num_key_value_heads") or heads,
+            head_dim=config.get("head_dim") or config["hidden_size"] // heads, rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+            rope_parameters=_rope(config), max_position_embeddings=config["max_position_embeddings"],
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)), hidden_act=config.get("hidden_act", "silu"))
+    except KeyError as err:
+        raise ExperimentError(what=f"the target's config.json has no {err}", where=f"target.model: {folder}", fix="use a decoder-only model with a Llama-like config") from err
+
+
+def _rope(config: dict[str, Any]) -> dict[str, Any]:
+    """transformers 5 keeps all of it under rope_parameters; older checkpoints spread it over rope_theta and rope_scaling."""
+    if config.get("rope_parameters"):
+        return dict(config["rope_parameters"])
+    scaling = dict(config.get("rope_scaling") or {})
+    if "type" in scaling:
+        scaling["rope_type"] = scaling.pop("type")
+    return {"rope_type": "default", **scaling, "rope_theta": config.get("rope_theta", 10000.0)}

@@ -1,0 +1,34 @@
+"""The target's tokenizer, with the chat template that the experiment serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from raysd.errors import ExperimentError
+from raysd.experiment.target import TargetSection
+
+
+def load_tokenizer(folder: Path, section: TargetSection) -> Any:
+    """The Hugging Face tokenizer of a target's folder. Raises ExperimentError if there is no chat template, neither its own nor the experiment's."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=section.trust_remote_code)
+    if section.chat_template is not None:
+        tokenizer.chat_template = section.chat_template.read_text(encoding="utf-8")
+    if not tokenizer.chat_template:
+        raise ExperimentError(what=f"the target's tokenizer has no chat template ({folder})", where="target.chat_template",
+                              fix="name a Jinja file in target.chat_template; base models without one are not chat targets")
+    return tokenizer
+
+
+def eos_token_ids(folder: Path) -> list[int]:
+    """Tokens that end an answer: `eos_token_id` of generation_config.json, or else of config.json; one id or several."""
+    import json
+
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
+        if ids is not None:
+            return [ids] if isinstance(ids, int) else list(ids)
+    return []

@@ -1,0 +1,148 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raysd.backends.engine_log import telling_lines
+from raysd.backends.vllm_server import free_ports, group_members, parse_acceptance, server_command, server_environment, start_server
+from raysd.draft.acceptance import AcceptanceCounts
+from raysd.errors import EngineError
+from raysd.experiment.sweep import EngineSettings
+from raysd.sweep.engine import EngineSpec
+from tests.tiny_models import tiny_llama
+
+SETTINGS = EngineSettings(max_num_seqs=4, enforce_eager=True, kv_cache_bytes=2**26, start_timeout_s=180)
+
+
+def spec(target: Path = Path("/models/t"), **changes) -> EngineSpec:
+    return replace(EngineSpec(target=target, draft=None, k=None, dtype="bfloat16", tensor_parallel=1, max_model_len=256, chat_template=None,
+                              trust_remote_code=False, hardware="cpu", settings=SETTINGS), **changes)
+
+
+def value_of(command: list[str], flag: str) -> str:
+    return command[command.index(flag) + 1]
+
+
+def test_arms_differ_in_nothing_but_the_speculative_config():
+    none, drafting = server_command(spec(), 1), server_command(spec(draft=Path("/models/d"), k=3), 1)
+    assert drafting[:len(none)] == none
+    assert drafting[len(none)] == "--speculative-config"
+    assert json.loads(drafting[-1]) == {"method": "eagle3", "model": "/models/d", "num_speculative_tokens": 3, "use_local_argmax_reduction": True}
+
+
+def test_code_of_the_model_runs_only_when_the_experiment_says_so():
+    assert "--trust-remote-code" not in server_command(spec(), 1)
+    assert "--trust-remote-code" in server_command(spec(trust_remote_code=True), 1)
+
+
+def test_extra_arguments_reach_vllm_in_its_own_spelling():
+    settings = EngineSettings(extra_args={"attention_backend": "TRITON_ATTN", "async-scheduling": False, "enable-dbo": True},
+                              draft_args={"use_local_argmax_reduction": False})
+    command = server_command(spec(settings=settings, draft=Path("/d"), k=1), 1)
+    assert value_of(command, "--attention-backend") == "TRITON_ATTN"
+    assert "--no-async-scheduling" in command and "--enable-dbo" in command and "--enforce-eager" not in command
+    assert json.loads(command[-1])["use_local_argmax_reduction"] is False
+
+
+def test_a_gpu_engine_takes_a_share_of_the_gpu_and_no_cpu_settings():
+    command = server_command(spec(hardware="mi355x"), 1)
+    assert value_of(command, "--gpu-memory-utilization") == "0.9" and "--kv-cache-memory-bytes" not in command
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in server_environment(spec(hardware="mi355x"), {})
+
+
+def test_a_cpu_engine_gets_exactly_its_kv_cache_and_all_cores_of_this_process():
+    assert value_of(server_command(spec(), 1), "--kv-cache-memory-bytes") == str(2**26)
+    environment = server_environment(spec(), {"VLLM_CPU_KVCACHE_SPACE": "40", "OMP_NUM_THREADS": "1", "HOME": "/home/a"})
+    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    assert not {"VLLM_CPU_KVCACHE_SPACE", "OMP_NUM_THREADS"} & set(environment)
+    assert environment["HOME"] == "/home/a"
+
+
+def test_ranks_of_one_engine_share_the_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 5, 6, 7, 8})
+    assert server_environment(spec(tensor_parallel=2), {})["VLLM_CPU_OMP_THREADS_BIND"] == "4,5|6,7,8"
+    assert server_environment(spec(tensor_parallel=6), {})["VLLM_CPU_OMP_THREADS_BIND"].count("|") == 5
+
+
+def test_the_environment_of_the_experiment_wins_and_preloads_are_kept():
+    environment = server_environment(spec(settings=EngineSettings(env={"VLLM_CPU_OMP_THREADS_BIND": "auto"})), {"LD_PRELOAD": "/lib/own.so"})
+    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "auto"
+    assert "/lib/own.so" in environment["LD_PRELOAD"].split(":")
+
+
+def test_counters_of_several_engines_add_up():
+    text = "\n".join(f'vllm:spec_decode_{name}_total{{engine="{engine}"{more}}} {value}' for engine in "01" for name, more, value in [
+        ("num_drafts", "", 10.0), ("num_draft_tokens", "", 30.0), ("num_accepted_tokens", "", 12.0),
+        ("num_accepted_tokens_per_pos", ',position="0"', 8.0), ("num_accepted_tokens_per_pos", ',position="1"', 4.0),
+        ("num_accepted_tokens_per_pos", ',position="2"', 0.0)]) + "\n"
+    assert parse_acceptance(text) == AcceptanceCounts(20, 60, 24, (16, 8, 0))
+    assert parse_acceptance("vllm:num_requests_running 0.0\n") == AcceptanceCounts(0, 0, 0, ())
+
+
+def test_the_log_is_boiled_down_to_what_went_wrong():
+    log = "\n".join(["(APIServer pid=1) INFO 11-29 21:30:38 [a.py:1] non-default args", *["(Worker pid=7) ERROR 11-29 21:30:39 [w.py:9] ValueError: no key t"] * 2,
+                     "(EngineCore pid=2) ERROR 11-29 21:30:39 [c.py:2] ValueError: no key t", "Traceback (most recent call last):",
+                     "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"])
+    assert telling_lines(log) == ["ValueError: no key t"]
+    assert telling_lines("one\n\ntwo\n") == ["one", "two"]
+
+
+def test_free_ports_are_all_different():
+    assert len(set(free_ports(20))) == 20
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> Path:
+    return tiny_llama(tmp_path_factory.mktemp("models") / "target")
+
+
+def ask(base_url: str, body: dict) -> dict:
+    request = urllib.request.Request(f"{base_url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
+
+
+def test_a_server_answers_counts_and_leaves_nothing_behind(target, tmp_path):
+    with pytest.raises(RuntimeError, match="the block fails"), start_server(spec(target), tmp_path / "logs" / "none.log") as server:
+        body = {"model": server.model, "prompt": [5, 6, 7, 8], "max_tokens": 8, "temperature": 0, "return_token_ids": True}
+        first, second = (ask(server.base_url, body)["choices"][0]["token_ids"] for _ in range(2))
+        assert first == second and len(first) >= 1
+        assert server.acceptance() == AcceptanceCounts(0, 0, 0, ())
+        assert server.running_requests() == 0
+        assert 0 < server.start_s < 180
+        group = server._process.pid
+        assert len(group_members(group)) >= 2
+        raise RuntimeError("the block fails")
+    assert group_members(group) == []
+    with pytest.raises(EngineError, match="ended"):
+        server.check_alive()
+
+
+def test_a_folder_without_a_model_is_an_error_that_names_the_log(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(EngineError, match="(?s)before it was ready.*exit code.*config") as caught, start_server(spec(tmp_path / "empty"), tmp_path / "e.log"):
+        pytest.fail("the engine started without a model")
+    assert caught.value.where == str(tmp_path / "e.log")
+
+
+def test_an_engine_ends_with_its_owner_even_if_the_owner_is_killed(target, tmp_path):
+    """The owner is killed while the engine still starts, and has no chance to clean up."""
+    program = (f"from tests.backends.test_vllm_server import spec, Path\nfrom raysd.backends.vllm_server import VllmServer\nimport time\n"
+               f"print(VllmServer(spec(Path({str(target)!r})), Path({str(tmp_path / 'k.log')!r}), {free_ports(1)[0]})._process.pid, flush=True)\ntime.sleep(60)")
+    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    group = int(owner.stdout.readline())
+    assert group_members(group)
+    time.sleep(1)
+    os.kill(owner.pid, signal.SIGKILL)
+    owner.wait()
+    deadline = time.monotonic() + 20
+    while group_members(group) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert group_members(group) == []

@@ -1,0 +1,41 @@
+"""A small experiment whose parts are real files, for tests that plan, submit or refuse one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 512, "rope_theta": 10000.0}
+
+
+@pytest.fixture
+def experiment_document(tmp_path: Path) -> dict[str, Any]:
+    """An experiment as its YAML holds it, beside the prompts and a target's folder (shape and file sizes, no weights that load)."""
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "config.json").write_text(json.dumps(CONFIG))
+    (target / "model.safetensors").write_bytes(b"\0" * 64)
+    rows = [{"id": f"{topic}-{form}", "topic": topic, "split": split, "prompt": f"Tell me about {topic}, {form}."}
+            for split, topics in (("train", ("rain", "bread")), ("choose", ("chess",)), ("report", ("ferries",))) for topic in topics for form in ("short", "long")]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"name": "tiny", "store": "runs", "target": {"model": "./target", "max_model_len": 256}, "prompts": {"path": "prompts.jsonl"},
+            "capture": {}, "train": {}, "quantize": {}}
+
+
+@pytest.fixture
+def write_experiment(tmp_path: Path, experiment_document: dict[str, Any]) -> Callable[..., Path]:
+    """Writes the experiment, with some top-level keys replaced (None: removed), and returns its path."""
+
+    def write(**changes: Any) -> Path:
+        document = {key: value for key, value in {**experiment_document, **changes}.items() if value is not None}
+        path = tmp_path / "experiment.yaml"
+        path.write_text(yaml.safe_dump(document))
+        return path
+
+    return write

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import torch
+from tests.tiny_drafts import TARGET_VOCAB, conversation, small_draft
+
+from raysd.draft.batch import TargetHead, pack
+from raysd.draft.loss import unrolled_loss
+
+
+def setup():
+    draft = small_draft()
+    torch.manual_seed(7)
+    head = TargetHead(torch.ones(32), torch.randn(draft.shape.vocab_size, 32), 1e-5)
+    token_to_draft = torch.full((TARGET_VOCAB,), -1)
+    token_to_draft[draft.draft_to_target] = torch.arange(draft.shape.vocab_size)
+    return draft, head, token_to_draft
+
+
+def test_each_step_is_scored_against_the_targets_distribution_one_token_further_on():
+    draft, head, token_to_draft = setup()
+    c = conversation(15, 5, seed=3)
+    got = unrolled_loss(draft, pack([c], 2), head, token_to_draft, 2, 0.8)
+    with torch.no_grad():
+        batch = pack([c], 2)
+        normed0, unrolling = draft.first(batch.rows)
+        normed1, _ = draft.next(batch.rows, unrolling, c.token_ids[6:15])
+        expected = []
+        for step, normed in enumerate((normed0, normed1)):
+            losses = []
+            for i, t in enumerate(range(4, 13)):
+                if t + 2 + step > 14 or token_to_draft[c.token_ids[t + 2 + step]] < 0:
+                    continue
+                state = c.states_TLH[t + 1 + step, -1]
+                wanted = (head.head_VH @ (state / (state.pow(2).mean() + 1e-5).sqrt())).softmax(-1)
+                losses.append(-(wanted * draft.lm_head(normed[i]).log_softmax(-1)).sum())
+            expected.append(float(torch.stack(losses).mean()))
+    torch.testing.assert_close(torch.tensor(got.per_step), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(float(got.loss.detach()), expected[0] + 0.8 * expected[1], rtol=1e-4, atol=1e-5)
+
+
+def test_the_loss_falls_when_a_draft_is_fitted_to_one_conversation():
+    draft, head, token_to_draft = setup()
+    batch = pack([conversation(40, 5, seed=5)], 2)
+    optimiser = torch.optim.AdamW(draft.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(40):
+        loss = unrolled_loss(draft, batch, head, token_to_draft, 2, 0.8).loss
+        loss.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]

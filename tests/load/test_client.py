@@ -1,0 +1,145 @@
+"""The client against a loopback server that misbehaves on demand: faults cannot be made to happen at will in a real one."""
+
+import asyncio
+import json
+import threading
+
+import pytest
+from aiohttp import web
+
+from raysd.load.client import CompletionRequest, run_closed_loop
+from raysd.load.metrics import ttft_ms
+
+PROMPT_TOKENS = 3
+HANG, SLOW = 1, 11
+
+
+class Loopback:
+    """Answers `/v1/completions` in chunks; the prompt's first token says how: 0 well, HANG not, SLOW with a pause, others with a fault."""
+
+    def __init__(self):
+        self.in_flight = self.most_in_flight = 0
+        self.connections = set()
+        self.bodies = []
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        self.connections.add(request.transport.get_extra_info("peername"))
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            return await self.answer(request, body)
+        finally:
+            self.in_flight -= 1
+
+    async def answer(self, request, body):
+        kind = body["prompt"][0]
+        if kind == 2:
+            return web.Response(status=500, text="the engine is dead")
+        if kind == 3:
+            return web.Response(status=429, text="slow down")
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await asyncio.sleep(0.02)
+        await self.send(response, [10, 11, 12])
+        if kind == HANG:
+            await asyncio.sleep(30)
+        if kind == SLOW:
+            await asyncio.sleep(0.5)
+        if kind == 4:
+            request.transport.abort()
+            return response
+        if kind == 5:
+            await response.write(b"data: {not json}\n\n")
+        if kind == 6:
+            await response.write(b'data: {"error": {"message": "out of blocks"}}\n\n')
+        if kind == 7:
+            return response  # ends without [DONE]
+        if kind == 8:
+            await response.write(b"<html>gateway</html>\n\n")
+        await asyncio.sleep(0.02)
+        last = b"data: " + json.dumps({"choices": [{"index": 0, "token_ids": [13], "finish_reason": "length"}]}).encode() + b"\n\n"
+        await response.write(last[:20])  # an event may be cut anywhere
+        await asyncio.sleep(0.02)
+        await response.write(last[20:])
+        counted = 9 if kind == 9 else 4
+        if kind != 10:
+            await response.write(f'data: {{"choices": [], "usage": {{"prompt_tokens": {PROMPT_TOKENS}, "completion_tokens": {counted}}}}}\n\n'.encode())
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def send(self, response, token_ids):
+        await response.write(b": keep-alive\n\ndata: " + json.dumps({"choices": [{"index": 0, "token_ids": token_ids, "finish_reason": None}]}).encode() + b"\n\n")
+
+
+@pytest.fixture
+def loopback():
+    server, loop, started, address = Loopback(), asyncio.new_event_loop(), threading.Event(), []
+
+    async def serve():
+        app = web.Application()
+        app.router.add_post("/v1/completions", server.complete)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        address.append(runner.addresses[0][1])
+        started.set()
+        return runner
+
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    runner = asyncio.run_coroutine_threadsafe(serve(), loop).result(10)
+    server.url = f"http://127.0.0.1:{address[0]}"
+    yield server
+    asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(40)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def requests(kinds):
+    return [CompletionRequest(f"p{index}", (kind, 2, 3), max_tokens=4, temperature=0, ignore_eos=False) for index, kind in enumerate(kinds)]
+
+
+def test_tokens_counts_and_times_are_what_the_server_sent(loopback):
+    [result] = run_closed_loop(loopback.url, "target", requests([SLOW]), 1, timeout_s=5)
+    assert result.error is None and result.prompt_id == "p0"
+    assert result.token_ids == (10, 11, 12, 13) and result.chunk_tokens == (3, 1)
+    assert (result.prompt_tokens, result.output_tokens, result.finish_reason) == (3, 4, "length")
+    assert result.dispatched_ns < result.chunk_ns[0] < result.chunk_ns[1] <= result.ended_ns
+    assert 20 <= ttft_ms(result) < 500
+    assert 250 < (result.chunk_ns[1] - result.chunk_ns[0]) / 1e6 < 1500
+    [body] = loopback.bodies
+    assert body["prompt"] == [SLOW, 2, 3] and body["stream"] is True and body["model"] == "target"
+
+
+def test_exactly_the_asked_concurrency_is_in_flight_on_as_many_connections(loopback):
+    results = run_closed_loop(loopback.url, "target", requests([0] * 24), 6, timeout_s=5)
+    assert [result.prompt_id for result in results] == [f"p{i}" for i in range(24)]
+    assert all(result.error is None for result in results)
+    assert loopback.most_in_flight == 6 and len(loopback.connections) == 6
+
+
+@pytest.mark.parametrize(("kind", "error"), [
+    (2, "status 500: the engine is dead"), (3, "status 429"), (4, "connection failed"), (5, "not JSON"), (6, "out of blocks"),
+    (7, "ended before"), (8, "not a server-sent event"), (9, "counts 9 output tokens, the chunks hold 4"), (10, "no usage")])
+def test_a_fault_is_the_error_of_its_request_and_of_no_other(loopback, kind, error):
+    results = run_closed_loop(loopback.url, "target", requests([0, kind, 0, 0]), 2, timeout_s=5)
+    assert error in results[1].error
+    assert results[1].output_tokens == 0 and results[1].token_ids == ()
+    assert [result.error for index, result in enumerate(results) if index != 1] == [None] * 3
+
+
+def test_a_server_that_hangs_does_not_hang_the_client(loopback):
+    results = run_closed_loop(loopback.url, "target", requests([HANG, 0]), 2, timeout_s=0.5)
+    assert results[0].error == "not answered within 0.5 s" and results[1].error is None
+
+
+def test_a_server_that_is_not_there_is_an_error_of_each_request():
+    results = run_closed_loop("http://127.0.0.1:9", "target", requests([0, 0]), 2, timeout_s=5)
+    assert all("connection failed" in result.error for result in results)
+
+
+def test_no_requests_give_no_results(loopback):
+    assert run_closed_loop(loopback.url, "target", [], 4, timeout_s=5) == []

@@ -1,0 +1,166 @@
+"""One stage as its job runs it: published whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raysd.artifacts import LocalStore
+from raysd.artifacts.stage import StageRun
+from raysd.errors import ExperimentError, TryAgainError, from_dict
+from raysd.experiment import load_experiment
+from raysd.pipeline import job
+from raysd.pipeline.events import ErrorEvent, ProgressEvent, read_event
+from raysd.pipeline.preflight import stages_of
+
+NONE_ONLY = {"capture": None, "train": None, "quantize": None, "sweep": {"arms": ["none"]}}
+
+
+@pytest.fixture
+def spec(write_experiment: Callable[..., Path]) -> Path:
+    return write_experiment(**NONE_ONLY)
+
+
+@pytest.fixture
+def run(spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    monkeypatch.setattr(job, "raise_when_terminated", lambda: None)  # the handlers belong to a process of its own: see the last test
+
+    def go(function: Callable[[StageRun], dict[str, Any]], stage: str = "sweep") -> int:
+        return job.main(stage, lambda: {stage: function}, ["--experiment", str(spec), "--store", str(tmp_path / "store"), "--attempt", "2"])
+
+    return go
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "store")
+
+
+def events(text: str) -> list[Any]:
+    return [event for line in text.splitlines() if (event := read_event(line)) is not None]
+
+
+def test_what_a_stage_writes_is_published_with_its_provenance(run, spec, store, capsys):
+    def sweep(stage_run: StageRun) -> dict[str, Any]:
+        stage_run.progress("measuring", 1, 4, "cells", output_tok_s=80.5)
+        (stage_run.work / "cell-1.json").write_text("unfinished work")
+        (stage_run.out / "cells.txt").write_text("4")
+        return {"cells": 4}
+
+    assert run(sweep) == 0
+    stage = stages_of(load_experiment(spec))[0]
+    record = store.record(stage.key)
+    assert (store.open(stage.key) / "cells.txt").read_text() == "4"
+    assert record.metrics == {"cells": 4} and record.attempt == 2 and list(record.files) == ["cells.txt"]
+    assert record.identity == stage.identity and record.section["sweep"]["arms"] == ["none"]
+    assert record.host["cpu_cores"] >= 1 and record.host["memory_bytes"] > 2**20 and record.packages["numpy"]
+    told = events(capsys.readouterr().out)
+    assert ProgressEvent("measuring", 1, 4, "cells", {"output_tok_s": 80.5}) in told
+
+
+def test_a_stage_that_is_there_is_not_run_again(run, capsys):
+    assert run(lambda stage_run: {}) == 0
+
+    def never(stage_run: StageRun) -> dict[str, Any]:
+        raise AssertionError("ran again")
+
+    assert run(never) == 0
+    assert "there already" in capsys.readouterr().out
+
+
+def test_a_stage_gets_the_folders_of_its_inputs(run, store):
+    def sweep(stage_run: StageRun) -> dict[str, Any]:
+        (stage_run.out / "cells.txt").write_text("4")
+        return {}
+
+    def report(stage_run: StageRun) -> dict[str, Any]:
+        return {"read": (stage_run.inputs["sweep"] / "cells.txt").read_text()}
+
+    assert run(sweep) == 0 and run(report, "report") == 0
+    assert store.records("tiny", "report")[0].metrics == {"read": "4"}
+
+
+def test_a_missing_input_is_an_error_before_the_stage_starts(run, capsys):
+    assert run(lambda stage_run: {}, "report") == 1
+    error = next(event for event in events(capsys.readouterr().out) if isinstance(event, ErrorEvent))
+    assert "no sweep artifact" in error.error["what"] and "run the stage sweep first" in error.error["fix"]
+
+
+@pytest.mark.parametrize(("error", "exit_code", "words"), [
+    (ExperimentError(what="k is 9", where="sweep.k", fix="use 1 to 8"), 64, "k is 9"),
+    (TryAgainError(what="the hub is down", where="target.model", fix="wait"), 75, "the hub is down"),
+    (ValueError("seven"), 1, "ValueError: seven"),
+    (OSError(28, "No space left on device", "/store/x"), 1, "disk is full")])
+def test_a_failure_is_told_and_leaves_no_result(run, store, capsys, error: Exception, exit_code: int, words: str):
+    def sweep(stage_run: StageRun) -> dict[str, Any]:
+        (stage_run.work / "kept.txt").write_text("unfinished work")
+        (stage_run.out / "half.txt").write_text("half")
+        raise error
+
+    assert run(sweep) == exit_code
+    captured = capsys.readouterr()
+    told = [event for event in events(captured.out) if isinstance(event, ErrorEvent)]
+    assert len(told) == 1 and words in from_dict(told[0].error).what
+    assert ("Traceback" in captured.err) == (exit_code == 1)
+    assert store.records("tiny", "sweep") == []
+
+    def retried(stage_run: StageRun) -> dict[str, Any]:
+        return {"out": [path.name for path in stage_run.out.iterdir()], "kept": (stage_run.work / "kept.txt").read_text()}
+
+    assert run(retried) == 0
+    assert store.records("tiny", "sweep")[0].metrics == {"out": [], "kept": "unfinished work"}
+
+
+def test_a_stage_that_the_experiment_does_not_have_is_refused(run, capsys):
+    assert run(lambda stage_run: {}, "train") == 64
+    assert "no stage train" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("environment", "left"), [
+    ({"OMP_NUM_THREADS": "1", "RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {}, "metadata": {}}'}, None),
+    ({"OMP_NUM_THREADS": "1", "RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}'}, "1"),
+    ({"OMP_NUM_THREADS": "8", "RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {}}'}, "8"),
+    ({"OMP_NUM_THREADS": "1"}, "1")], ids=["set by Ray", "asked for", "cores reserved", "no Ray job"])
+def test_rays_own_thread_limit_is_lifted_and_no_other(environment: dict[str, str], left: str | None):
+    job.lift_thread_limit(environment)
+    assert environment.get("OMP_NUM_THREADS") == left
+
+
+WAITING = """
+import sys, time
+from pathlib import Path
+from raysd.pipeline.job import main
+
+def sweep(run):
+    try:
+        run.progress("waiting")
+        time.sleep(600)
+    finally:
+        Path(sys.argv[-1]).with_name("cleared").touch()
+
+raise SystemExit(main("sweep", lambda: {"sweep": sweep}, sys.argv[1:-1]))
+"""
+
+
+def test_sigterm_lets_the_stage_clear_up(spec: Path, tmp_path: Path, store: LocalStore):
+    process = subprocess.Popen([sys.executable, "-c", WAITING, "--experiment", str(spec), "--store", str(tmp_path / "store"), str(tmp_path / "x")],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    try:
+        while '"waiting"' not in process.stdout.readline():
+            assert process.poll() is None
+        time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 1 and (tmp_path / "cleared").exists()
+    assert "stopped by SIGTERM" in next(event for event in events(out) if isinstance(event, ErrorEvent)).error["what"]
+    assert store.records("tiny", "sweep") == []

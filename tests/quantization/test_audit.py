@@ -1,0 +1,76 @@
+"""The audit, on what real Quark writes for a small real draft."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.tiny_drafts import small_draft, small_shape
+
+from raysd.backends.quark import quantize_checkpoint
+from raysd.draft.checkpoint import save_draft
+from raysd.errors import StageError
+from raysd.quantization.audit import audit_draft
+from raysd.quantization.quantize import rewrite_exclusions
+
+LINEARS = {f"midlayer.self_attn.{x}_proj" for x in "qkvo"} | {f"midlayer.mlp.{x}_proj" for x in ("gate", "up", "down")}
+
+
+@pytest.fixture(scope="module")
+def written_by_quark(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("draft")
+    save_draft(small_draft(small_shape(hidden_size=64, head_dim=32, intermediate_size=128)), folder / "bf16", torch.bfloat16)
+    quantize_checkpoint(folder / "bf16", folder / "fp8", "ptpc_fp8", ["fc", "lm_head"])
+    return folder / "fp8"
+
+
+@pytest.fixture
+def quantized(written_by_quark, tmp_path):
+    import shutil
+
+    shutil.copytree(written_by_quark, tmp_path / "fp8")
+    rewrite_exclusions(tmp_path / "fp8")
+    return tmp_path / "fp8"
+
+
+def edit(folder, change):
+    (path,) = folder.glob("*.safetensors")
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def test_what_quark_writes_fails_the_audit_until_its_exclusions_are_rewritten(written_by_quark, quantized):
+    with pytest.raises(StageError, match="no exclusion that vLLM matches"):
+        audit_draft(written_by_quark)
+    audit = audit_draft(quantized)
+    assert set(audit.quantized) == LINEARS and set(audit.high_precision) == {"fc", "lm_head"}
+
+
+def test_the_draft_vocabulary_survives_quantization(written_by_quark, quantized):
+    (path,) = quantized.glob("*.safetensors")
+    tensors = load_file(path)
+    assert tensors["d2t"].dtype == torch.int64 and len(tensors["d2t"]) == 40
+
+
+@pytest.mark.parametrize("change, message", [
+    (lambda t: t.pop("midlayer.mlp.up_proj.weight_scale"), "without its scale"),
+    (lambda t: t.update({"fc.weight_scale": torch.ones(64)}), "excluded, yet the file holds it with a scale"),
+    (lambda t: t.update({"fc.weight": t["fc.weight"].to(torch.float8_e4m3fn)}), "excluded, yet the file holds it in FP8"),
+    (lambda t: t.update({"midlayer.mlp.up_proj.weight_scale": torch.ones(3)}), "3 values for 128 output channels"),
+    (lambda t: t["midlayer.mlp.up_proj.weight_scale"].zero_(), "not a positive number")],
+    ids=["scale missing", "excluded with scale", "excluded in FP8", "scale too short", "scale zero"])
+def test_a_file_that_vllm_would_misread_is_refused(quantized, change, message):
+    edit(quantized, change)
+    with pytest.raises(StageError, match=message):
+        audit_draft(quantized)
+
+
+def test_a_config_without_exclusions_is_refused(quantized):
+    config = json.loads((quantized / "config.json").read_text())
+    del config["quantization_config"]["exclude"]
+    (quantized / "config.json").write_text(json.dumps(config))
+    with pytest.raises(StageError, match="has no 'exclude'"):
+        audit_draft(quantized)

