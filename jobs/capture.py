@@ -1,4 +1,7 @@
-"""Captures the target's answers and hidden states, as one Ray job: `ray job submit --working-dir . -- python jobs/capture.py --experiment EXPERIMENT --store FOLDER`."""
+"""Captures the target's answers and hidden states, as one Ray job.
+
+ray job submit --working-dir . -- python jobs/capture.py --experiment EXPERIMENT --store FOLDER
+"""
 
 from raysd.pipeline.job import StageFunctions, main
 

@@ -1,4 +1,7 @@
-"""Quantizes the draft, as one Ray job: `ray job submit --working-dir . -- python jobs/quantize.py --experiment EXPERIMENT --store FOLDER`."""
+"""Quantizes the draft, as one Ray job.
+
+ray job submit --working-dir . -- python jobs/quantize.py --experiment EXPERIMENT --store FOLDER
+"""
 
 from raysd.pipeline.job import StageFunctions, main
 

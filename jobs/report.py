@@ -1,4 +1,7 @@
-"""Writes the report, as one Ray job: `ray job submit --working-dir . -- python jobs/report.py --experiment EXPERIMENT --store FOLDER`."""
+"""Writes the report, as one Ray job.
+
+ray job submit --working-dir . -- python jobs/report.py --experiment EXPERIMENT --store FOLDER
+"""
 
 from raysd.pipeline.job import StageFunctions, main
 

@@ -1,4 +1,7 @@
-"""Measures the arms under load, as one Ray job: `ray job submit --working-dir . -- python jobs/sweep.py --experiment EXPERIMENT --store FOLDER`."""
+"""Measures the arms under load, as one Ray job.
+
+ray job submit --working-dir . -- python jobs/sweep.py --experiment EXPERIMENT --store FOLDER
+"""
 
 from raysd.pipeline.job import StageFunctions, main
 

@@ -1,4 +1,7 @@
-"""Trains the draft, as one Ray job: `ray job submit --working-dir . -- python jobs/train.py --experiment EXPERIMENT --store FOLDER`."""
+"""Trains the draft, as one Ray job.
+
+ray job submit --working-dir . -- python jobs/train.py --experiment EXPERIMENT --store FOLDER
+"""
 
 from raysd.pipeline.job import StageFunctions, main
 

@@ -47,7 +47,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="raysd", description="Makes a target model decode faster with a trained draft, and measures that it does.", epilog=EXIT_CODES)
+    parser = _Parser(
+        prog="raysd", description="Makes a target model decode faster with a trained draft, and measures that it does.", epilog=EXIT_CODES
+    )
     parser.add_argument("--version", action="version", version=f"raysd {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
 
@@ -131,7 +133,11 @@ def _report(args: argparse.Namespace) -> int:
     _, store, planned = _planned(args)
     report = planned[-1]
     if report.state != "cached":
-        raise ArtifactError(what=f"there is no report of this experiment yet ({report.why})", where=store.folder(report.stage.key), fix=f"raysd run {args.spec}")
+        raise ArtifactError(
+            what=f"there is no report of this experiment yet ({report.why})",
+            where=store.folder(report.stage.key),
+            fix=f"raysd run {args.spec}",
+        )
     print(store.open(report.stage.key) / REPORT)
     return 0
 
@@ -161,7 +167,9 @@ def _naming(spec: Path) -> Iterator[None]:
         raise name_the_file(err, spec) from err
 
 
-def _connect(address: str | None, experiment: Experiment, store: LocalStore, display: Display) -> Callable[[], AbstractContextManager[JobClient]]:
+def _connect(
+    address: str | None, experiment: Experiment, store: LocalStore, display: Display
+) -> Callable[[], AbstractContextManager[JobClient]]:
     """How the runner comes by a cluster: the one at an address, or a Ray of its own."""
 
     @contextmanager

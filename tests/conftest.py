@@ -10,8 +10,18 @@ from typing import Any
 import pytest
 import yaml
 
-CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4,
-          "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 512, "rope_theta": 10000.0}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 512,
+    "rope_theta": 10000.0,
+}
 
 
 @pytest.fixture
@@ -21,11 +31,22 @@ def experiment_document(tmp_path: Path) -> dict[str, Any]:
     target.mkdir()
     (target / "config.json").write_text(json.dumps(CONFIG))
     (target / "model.safetensors").write_bytes(b"\0" * 64)
-    rows = [{"id": f"{topic}-{form}", "topic": topic, "split": split, "prompt": f"Tell me about {topic}, {form}."}
-            for split, topics in (("train", ("rain", "bread")), ("choose", ("chess",)), ("report", ("ferries",))) for topic in topics for form in ("short", "long")]
+    rows = [
+        {"id": f"{topic}-{form}", "topic": topic, "split": split, "prompt": f"Tell me about {topic}, {form}."}
+        for split, topics in (("train", ("rain", "bread")), ("choose", ("chess",)), ("report", ("ferries",)))
+        for topic in topics
+        for form in ("short", "long")
+    ]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return {"name": "tiny", "store": "runs", "target": {"model": "./target", "max_model_len": 256}, "prompts": {"path": "prompts.jsonl"},
-            "capture": {}, "train": {}, "quantize": {}}
+    return {
+        "name": "tiny",
+        "store": "runs",
+        "target": {"model": "./target", "max_model_len": 256},
+        "prompts": {"path": "prompts.jsonl"},
+        "capture": {},
+        "train": {},
+        "quantize": {},
+    }
 
 
 @pytest.fixture

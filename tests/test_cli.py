@@ -48,7 +48,9 @@ def test_plan_prints_a_table_or_json_and_writes_nothing(write_experiment: Callab
     assert [line.split()[0] for line in shown.stdout.splitlines()] == ["capture", "train", "quantize", "sweep", "report"]
     document = json.loads(call("plan", spec, "--json").stdout)
     assert document["experiment"] == "tiny"
-    assert [(entry["stage"], entry["state"]) for entry in document["stages"]] == [(name, "run") for name in ("capture", "train", "quantize", "sweep", "report")]
+    assert [(entry["stage"], entry["state"]) for entry in document["stages"]] == [
+        (name, "run") for name in ("capture", "train", "quantize", "sweep", "report")
+    ]
     assert all(entry.keys() == {"stage", "fingerprint", "state", "why", "inputs"} for entry in document["stages"])
     assert not (tmp_path / "runs").exists()
 
@@ -76,9 +78,14 @@ BAD_FOR_RUN = [
 ]
 
 
-@pytest.mark.parametrize(("verb", "changes", "field", "words"), [(verb, *case[1:]) for case in BAD for verb in ("plan", "run")] + [("run", *case[1:]) for case in BAD_FOR_RUN],
-                         ids=[f"{verb} {case[0]}" for case in BAD for verb in ("plan", "run")] + [f"run {case[0]}" for case in BAD_FOR_RUN])
-def test_bad_input_exits_64_and_names_file_and_field(write_experiment: Callable[..., Path], tmp_path: Path, verb: str, changes: dict[str, Any], field: str, words: str):
+@pytest.mark.parametrize(
+    ("verb", "changes", "field", "words"),
+    [(verb, *case[1:]) for case in BAD for verb in ("plan", "run")] + [("run", *case[1:]) for case in BAD_FOR_RUN],
+    ids=[f"{verb} {case[0]}" for case in BAD for verb in ("plan", "run")] + [f"run {case[0]}" for case in BAD_FOR_RUN],
+)
+def test_bad_input_exits_64_and_names_file_and_field(
+    write_experiment: Callable[..., Path], tmp_path: Path, verb: str, changes: dict[str, Any], field: str, words: str
+):
     (tmp_path / "empty.jsonl").touch()
     draft = tmp_path / "draft"
     draft.mkdir()

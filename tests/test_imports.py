@@ -9,8 +9,25 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ORDER = ("errors", "hardware", "experiment", "artifacts", "target", "prompts", "hidden_states", "draft", "quantization", "load", "sweep", "report",
-         "deployment", "checks", "pipeline", "backends", "cli")
+ORDER = (
+    "errors",
+    "hardware",
+    "experiment",
+    "artifacts",
+    "target",
+    "prompts",
+    "hidden_states",
+    "draft",
+    "quantization",
+    "load",
+    "sweep",
+    "report",
+    "deployment",
+    "checks",
+    "pipeline",
+    "backends",
+    "cli",
+)
 TORCH_FOLDERS = {"target", "hidden_states", "draft", "quantization", "backends"}
 EDGE_LIBRARIES = {"ray", "vllm", "quark", "boto3", "botocore"}
 LIBRARY_FILES = sorted((ROOT / "raysd").rglob("*.py"))
@@ -26,7 +43,10 @@ def imports_in(path: Path) -> Iterator[tuple[str, bool, int]]:
                 yield from ((alias.name, inside, child.lineno) for alias in child.names)
             elif isinstance(child, ast.ImportFrom):
                 assert child.level == 0, f"{path}:{child.lineno} imports by a relative path"
-                yield from ((f"{child.module}.{alias.name}" if child.module == "raysd" else child.module, inside, child.lineno) for alias in child.names)
+                yield from (
+                    (f"{child.module}.{alias.name}" if child.module == "raysd" else child.module, inside, child.lineno)
+                    for alias in child.names
+                )
             yield from walk(child, inside or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)))
 
     return walk(ast.parse(path.read_text(encoding="utf-8")), False)
@@ -72,4 +92,8 @@ def test_the_reader_of_imports_sees_what_it_must(tmp_path: Path):
     sample = tmp_path / "sample.py"
     sample.write_text("import torch\nfrom raysd import errors\ndef f():\n    from raysd.backends import stages\n    import ray.serve\n")
     assert [(module, inside) for module, inside, _ in imports_in(sample)] == [
-        ("torch", False), ("raysd.errors", False), ("raysd.backends", True), ("ray.serve", True)]
+        ("torch", False),
+        ("raysd.errors", False),
+        ("raysd.backends", True),
+        ("ray.serve", True),
+    ]

@@ -15,7 +15,10 @@ def tiny_llama(folder: Path, *, layers: int = 4, hidden: int = 64, vocab: int = 
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = tiny_tokenizer(vocab)
-    config = LlamaConfig(vocab_size=vocab, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers, num_attention_heads=hidden // 32,
+    # At least one weight above 1 MiB: vLLM's CPU build gives that one to oneDNN, which asks the kernel for AMX. With smaller ones alone nobody asks
+    # (vLLM 0.32), and on a CPU with AMX its bf16 attention ends the engine with SIGILL on the first request.
+    intermediate = 2**18 // hidden + 64
+    config = LlamaConfig(vocab_size=vocab, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers, num_attention_heads=hidden // 32,
                          num_key_value_heads=hidden // 32, head_dim=32, max_position_embeddings=max_positions, tie_word_embeddings=False,
                          initializer_range=0.2,  # wide enough that greedy decoding meets few ties
                          bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
@@ -41,3 +44,25 @@ def tiny_tokenizer(vocab: int = 512):
                                                               initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
     assert tokenizer.get_vocab_size() == vocab, tokenizer.get_vocab_size()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<|start|>", eos_token="<|end|>", pad_token="<|pad|>", chat_template=CHAT_TEMPLATE)
+
+
+def chained_llama(folder: Path) -> Path:
+    """A `tiny_llama` whose answers can be learned: every token has one likely successor, on a cycle through the whole vocabulary but its special tokens.
+
+    The head's row of a token is the embedding of the token before it, and the layers add little. A draft learns it in seconds.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tiny_llama(folder)
+    tensors = load_file(folder / "model.safetensors")
+    embedding, special = tensors["model.embed_tokens.weight"], 3
+    cycle = torch.randperm(len(embedding) - special, generator=torch.Generator().manual_seed(1)) + special
+    head = torch.zeros_like(embedding)
+    head[cycle.roll(-1)] = embedding[cycle]
+    tensors["lm_head.weight"] = head
+    for name in tensors:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensors[name] = tensors[name] * 0.003
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder

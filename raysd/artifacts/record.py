@@ -57,24 +57,37 @@ def read_record(path: Path) -> Record | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as err:
-        raise ArtifactError(what=f"the record cannot be read: {err.strerror}", where=path, fix="make the folder readable, or delete it to run the stage again") from err
+        raise ArtifactError(
+            what=f"the record cannot be read: {err.strerror}",
+            where=path,
+            fix="make the folder readable, or delete it to run the stage again",
+        ) from err
     except UnicodeDecodeError as err:
-        raise ArtifactError(what="the record is not UTF-8 text", where=path, fix="delete the artifact's folder to run the stage again") from err
+        raise ArtifactError(
+            what="the record is not UTF-8 text", where=path, fix="delete the artifact's folder to run the stage again"
+        ) from err
     try:
         record = Record.model_validate_json(text)
     except ValidationError as err:
-        raise ArtifactError(what=f"the record does not parse ({err.error_count()} problems)", where=path,
-                            fix="delete the artifact's folder to run the stage again, or use the raysd version that wrote it") from err
+        raise ArtifactError(
+            what=f"the record does not parse ({err.error_count()} problems)",
+            where=path,
+            fix="delete the artifact's folder to run the stage again, or use the raysd version that wrote it",
+        ) from err
     if record.record_schema > SCHEMA:
-        raise ArtifactError(what=f"the record has schema {record.record_schema}, this raysd reads up to {SCHEMA}", where=path,
-                            fix="upgrade raysd")
+        raise ArtifactError(
+            what=f"the record has schema {record.record_schema}, this raysd reads up to {SCHEMA}", where=path, fix="upgrade raysd"
+        )
     return record
 
 
 def describe_files(folder: Path) -> dict[str, FileEntry]:
     """Size and SHA-256 of every file below a folder, by its path inside the folder."""
-    return {path.relative_to(folder).as_posix(): FileEntry(size_bytes=path.stat().st_size, sha256=sha256_of(path))
-            for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): FileEntry(size_bytes=path.stat().st_size, sha256=sha256_of(path))
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def verify_files(folder: Path, record: Record) -> None:
@@ -85,7 +98,9 @@ def verify_files(folder: Path, record: Record) -> None:
         if not path.is_file():
             raise ArtifactError(what="a file of the artifact is missing", where=path, fix=fix)
         if path.stat().st_size != entry.size_bytes:
-            raise ArtifactError(what=f"a file of the artifact has {path.stat().st_size} bytes, its record says {entry.size_bytes}", where=path, fix=fix)
+            raise ArtifactError(
+                what=f"a file of the artifact has {path.stat().st_size} bytes, its record says {entry.size_bytes}", where=path, fix=fix
+            )
         if sha256_of(path) != entry.sha256:
             raise ArtifactError(what="a file of the artifact differs from the SHA-256 in its record", where=path, fix=fix)
 

@@ -14,7 +14,8 @@ class Progress(Protocol):
     """Called by a stage as it goes on; how it is shown is somebody else's concern."""
 
     def __call__(self, doing: str, done: float | None = None, total: float | None = None, unit: str = "", **figures: float) -> None:
-        """doing: a few words, present tense; done of total units where the length is known; figures: numbers worth a glance, units in their names."""
+        """doing: a few words, present tense; done of total units where the length is known; figures: numbers worth a glance, with
+        units in their names."""
 
 
 @dataclass(frozen=True)

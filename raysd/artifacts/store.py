@@ -85,7 +85,9 @@ class LocalStore:
         record = self.record(key)
         folder = self.folder(key)
         if record is None:
-            raise ArtifactError(what=f"there is no {key.stage} artifact {key.fingerprint[:12]}", where=folder, fix=f"run the stage {key.stage} first")
+            raise ArtifactError(
+                what=f"there is no {key.stage} artifact {key.fingerprint[:12]}", where=folder, fix=f"run the stage {key.stage} first"
+            )
         verify_files(folder, record)
         return folder
 
@@ -137,7 +139,14 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as err:
-        fixes = {errno.ENOSPC: "free disk space, or name another folder in `store:`", errno.EDQUOT: "raise the quota, or name another folder in `store:`",
-                 errno.EACCES: "make the folder writable, or name another one in `store:`", errno.EROFS: "name a folder on a writable file system in `store:`"}
-        raise ArtifactError(what=f"the store cannot be written: {err.strerror}", where=err.filename or path,
-                            fix=fixes.get(err.errno, "check the folder in `store:`")) from err
+        fixes = {
+            errno.ENOSPC: "free disk space, or name another folder in `store:`",
+            errno.EDQUOT: "raise the quota, or name another folder in `store:`",
+            errno.EACCES: "make the folder writable, or name another one in `store:`",
+            errno.EROFS: "name a folder on a writable file system in `store:`",
+        }
+        raise ArtifactError(
+            what=f"the store cannot be written: {err.strerror}",
+            where=err.filename or path,
+            fix=fixes.get(err.errno, "check the folder in `store:`"),
+        ) from err

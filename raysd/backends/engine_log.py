@@ -9,7 +9,7 @@ LINES = 12
 _PREFIX = re.compile(r"^(?:\([\w-]+ pid=\d+\) ?)?(?:(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?)?")
 _TELLING = re.compile(r"\b\w*(?:Error|Exception|Interrupt)\b|\berror:|\bcritical\b|\bKilled\b|out of memory", re.IGNORECASE)
 # Lines that only point at another one.
-_POINTERS = re.compile(r"[Ss]ee (?:root cause|stack trace|above)|^raise |^During handling|^Traceback|EngineCore failed to start|WorkerProc failed to start")
+_POINTERS = re.compile(r"[Ss]ee (?:root cause|stack trace|above)|^raise |^During handling|^Traceback|failed to start|^For further information|^\[type=")
 
 
 def telling_lines(log: str) -> list[str]:

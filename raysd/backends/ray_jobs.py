@@ -68,8 +68,12 @@ def entrypoint(stage: str, store: Path, attempt: int) -> str:
 
 def resource_options(resources: StageResources) -> dict[str, Any]:
     """What a stage asks for, as `submit_job` takes it; nothing asked is nothing passed, so that the job runs on the head."""
-    asked = {"entrypoint_num_cpus": resources.cpus, "entrypoint_num_gpus": resources.gpus, "entrypoint_memory": resources.memory_bytes,
-             "entrypoint_resources": resources.custom}
+    asked = {
+        "entrypoint_num_cpus": resources.cpus,
+        "entrypoint_num_gpus": resources.gpus,
+        "entrypoint_memory": resources.memory_bytes,
+        "entrypoint_resources": resources.custom,
+    }
     return {name: value for name, value in asked.items() if value}
 
 
@@ -88,12 +92,19 @@ class RayJobClient:
         return [int(number) for job_id in ids if job_id.startswith(prefix) and (number := job_id.removeprefix(prefix)).isdigit()]
 
     def submit(self, job: Job) -> None:
-        runtime_env = {"working_dir": str(self._working_dir), "py_modules": [str(PACKAGE)],
-                       "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)}}
+        runtime_env = {
+            "working_dir": str(self._working_dir),
+            "py_modules": [str(PACKAGE)],
+            "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)},
+        }
         with _explained(f"submitting {job.id}"):
-            self._client.submit_job(entrypoint=entrypoint(job.stage, self._store, job.attempt), submission_id=job.id, runtime_env=runtime_env,
-                                    metadata={"stage": job.stage, "attempt": str(job.attempt)},
-                                    **resource_options(self._resources.get(job.stage, StageResources())))
+            self._client.submit_job(
+                entrypoint=entrypoint(job.stage, self._store, job.attempt),
+                submission_id=job.id,
+                runtime_env=runtime_env,
+                metadata={"stage": job.stage, "attempt": str(job.attempt)},
+                **resource_options(self._resources.get(job.stage, StageResources())),
+            )
 
     def follow(self, job_id: str) -> Iterator[str]:
         told, rest = 0, ""
@@ -116,7 +127,9 @@ class RayJobClient:
     def outcome(self, job_id: str) -> JobOutcome:
         with _explained(f"asking for {job_id}"):
             info = self._client.get_job_info(job_id)
-        return JobOutcome(status=info.status.value, error_type=info.error_type, exit_code=info.driver_exit_code, message=_last_line(info.message))
+        return JobOutcome(
+            status=info.status.value, error_type=info.error_type, exit_code=info.driver_exit_code, message=_last_line(info.message)
+        )
 
     def stop(self, job_id: str) -> None:
         with _explained(f"stopping {job_id}"):
@@ -126,8 +139,11 @@ class RayJobClient:
             give_up = time.monotonic() + STOP_WAIT_S + 15
             while not self._has_ended(job_id):
                 if time.monotonic() > give_up:
-                    raise TryAgainError(what=f"the job {job_id} did not stop within {STOP_WAIT_S + 15} s", where="Ray's job server",
-                                        fix=f"stop it by hand: ray job stop {job_id}")
+                    raise TryAgainError(
+                        what=f"the job {job_id} did not stop within {STOP_WAIT_S + 15} s",
+                        where="Ray's job server",
+                        fix=f"stop it by hand: ray job stop {job_id}",
+                    )
                 time.sleep(0.2)
 
     def _is_known(self, job_id: str) -> bool:
@@ -181,8 +197,11 @@ def _check_reachable(address: str) -> str:
     """The address with its scheme. Raises RaysdError within seconds if nothing answers: Ray's own client would try for minutes."""
     url = address if "://" in address else f"http://{address}"
     if not url.startswith(("http://", "https://")):
-        raise ExperimentError(what=f"{address!r} is not an address of Ray's job server", where="--address",
-                              fix="use http://HOST:8265, the dashboard's address (`ray://` and the GCS port do not take jobs)")
+        raise ExperimentError(
+            what=f"{address!r} is not an address of Ray's job server",
+            where="--address",
+            fix="use http://HOST:8265, the dashboard's address (`ray://` and the GCS port do not take jobs)",
+        )
     url = url.rstrip("/")
     try:
         with urllib.request.urlopen(f"{url}/api/version", timeout=REACH_TIMEOUT_S):
@@ -196,18 +215,30 @@ def _check_reachable(address: str) -> str:
 
 
 def _unreachable(url: str, reason: str) -> RaysdError:
-    return RaysdError(what=f"no Ray job server answers: {reason}", where=f"--address {url}",
-                      fix="start one with `ray start --head`, correct the address (the dashboard's, port 8265 by default), or leave --address out for a local Ray")
+    return RaysdError(
+        what=f"no Ray job server answers: {reason}",
+        where=f"--address {url}",
+        fix="start one with `ray start --head`, correct the address (the dashboard's, port 8265 by default), or leave --address out",
+    )
 
 
 @contextlib.contextmanager
 def _explained(doing: str, where: str = "Ray's job server") -> Iterator[None]:
     """Turns what Ray's client raises into an error that says what was being done."""
+    from ray.exceptions import AuthenticationError, RayError
+
     try:
         yield
-    except (RuntimeError, ConnectionError, OSError, ValueError) as err:  # requests' errors are OSErrors
-        raise TryAgainError(what=f"{doing}: {_last_line(str(err)) or type(err).__name__}", where=where,
-                            fix="check that the cluster is up, and run again") from err
+    except AuthenticationError as err:
+        raise RaysdError(
+            what=f"{doing}: the cluster wants a token, and the one here is missing or another",
+            where=where,
+            fix="set RAY_AUTH_TOKEN to the cluster's token",
+        ) from err
+    except (RayError, RuntimeError, ConnectionError, OSError, ValueError) as err:  # requests' errors are OSErrors
+        raise TryAgainError(
+            what=f"{doing}: {_last_line(str(err)) or type(err).__name__}", where=where, fix="check that the cluster is up, and run again"
+        ) from err
 
 
 def _last_line(text: str | None) -> str:

@@ -24,14 +24,14 @@ def _capture(run: StageRun) -> dict[str, Any]:
 def _train(run: StageRun) -> dict[str, Any]:
     from raysd.draft.train import train
 
-    return train(run, _served_acceptance(run))
+    return train(run, _served_acceptance(run, run.experiment.train.served_tokens))
 
 
 def _quantize(run: StageRun) -> dict[str, Any]:
     from raysd.backends.quark import quantize_checkpoint
     from raysd.quantization.quantize import quantize
 
-    return quantize(run, quantize_checkpoint, _served_acceptance(run))
+    return quantize(run, quantize_checkpoint, _served_acceptance(run, run.experiment.quantize.served_tokens))
 
 
 def _sweep(run: StageRun) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def _report(run: StageRun) -> dict[str, Any]:
     return report(run)
 
 
-def _served_acceptance(run: StageRun) -> ServedAcceptance:
+def _served_acceptance(run: StageRun, max_tokens: int) -> ServedAcceptance:
     """What a stage calls to have the acceptance of a draft counted by a real vLLM server."""
     from raysd.backends.vllm_server import start_server
     from raysd.sweep.served import make_served_acceptance
@@ -55,4 +55,4 @@ def _served_acceptance(run: StageRun) -> ServedAcceptance:
 
     target: Path = resolve_target(run.experiment.target, run.progress)
     tokenizer = load_tokenizer(target, run.experiment.target)
-    return make_served_acceptance(run.experiment, target, tokenizer, start_server, run.work / "served", run.progress)
+    return make_served_acceptance(run.experiment, target, tokenizer, start_server, run.work / "served", run.progress, max_tokens)

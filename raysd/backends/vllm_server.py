@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from raysd.backends import keeper
 from raysd.backends.cpu_engine import cpu_environment
 from raysd.backends.engine_log import telling_lines
 from raysd.draft.acceptance import AcceptanceCounts
@@ -25,17 +26,6 @@ HOST = "127.0.0.1"
 POLL_S = 0.25
 STOP_PATIENCE_S = 15.0
 HTTP_TIMEOUT_S = 10.0
-
-# Asks the kernel to send SIGTERM to the server when its parent ends, however it ends (1 is PR_SET_PDEATHSIG), and then becomes the server.
-# A small program instead of `preexec_fn`, which may deadlock in a process with threads, and a driver of a Ray job has many.
-_END_WITH_PARENT = """
-import ctypes, os, signal, sys
-if ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM) != 0:
-    sys.exit(f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(ctypes.get_errno())}")
-if os.getppid() != int(sys.argv[1]):
-    sys.exit("the parent ended before the server started")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 def server_command(spec: EngineSpec, port: int) -> list[str]:
@@ -82,10 +72,10 @@ def server_environment(spec: EngineSpec, base: Mapping[str, str]) -> dict[str, s
 
 
 class VllmServer:
-    """A server that was started; ready once `wait_until_ready` has returned."""
+    """A server that was started; ready once `is_ready` has said so."""
 
     def __init__(self, spec: EngineSpec, log_path: Path, port: int) -> None:
-        """Starts the process. To be called on the main thread: the server ends with the thread that started it (PR_SET_PDEATHSIG)."""
+        """Starts the process, below a keeper that ends it with this one (raysd/backends/keeper.py)."""
         self.spec, self.log_path, self.port = spec, log_path, port
         self.base_url, self.model = f"http://{HOST}:{port}", MODEL_NAME
         self.command = server_command(spec, port)
@@ -93,30 +83,27 @@ class VllmServer:
         self._started = time.monotonic()
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("wb") as log:
-            self._process = subprocess.Popen([sys.executable, "-c", _END_WITH_PARENT, str(os.getpid()), *self.command], stdin=subprocess.DEVNULL,
-                                             stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-                                             env=server_environment(spec, os.environ))
+            self._process = subprocess.Popen([sys.executable, "-I", "-S", keeper.__file__, *self.command], stdin=subprocess.PIPE, stdout=log,
+                                             stderr=subprocess.STDOUT, start_new_session=True, env=server_environment(spec, os.environ))
 
-    def wait_until_ready(self) -> None:
-        """Returns when `/health` answers 200. Raises EngineError if the process ends first or `start_timeout_s` passes."""
+    def is_ready(self) -> bool:
+        """Whether `/health` answers 200. Raises EngineError if the process has ended, or `start_timeout_s` has passed."""
+        self.check_alive("the vLLM engine ended before it was ready")
+        with contextlib.suppress(OSError, http.client.HTTPException):  # not listening yet
+            if self._get("/health")[0] == 200:
+                self.start_s = time.monotonic() - self._started
+                return True
         timeout_s = self.spec.settings.start_timeout_s
-        while True:
-            self.check_alive("the vLLM engine ended before it was ready")
-            with contextlib.suppress(OSError, http.client.HTTPException):  # not listening yet
-                if self._get("/health")[0] == 200:
-                    self.start_s = time.monotonic() - self._started
-                    return
-            if time.monotonic() - self._started > timeout_s:
-                raise self._error(f"the vLLM engine was not ready after {timeout_s:g} s",
-                                  "raise sweep.engine.start_timeout_s, or find in the log what it waits for")
-            time.sleep(POLL_S)
+        if time.monotonic() - self._started > timeout_s:
+            raise self._error(f"the vLLM engine was not ready after {timeout_s:g} s",
+                              "raise sweep.engine.start_timeout_s, or find in the log what it waits for")
+        return False
 
     def check_alive(self, what: str = "the vLLM engine ended") -> None:
         """Raises EngineError, with the telling lines of the log, if the server's process has ended."""
         code = self._process.poll()
         if code is not None:
-            ending = f"on signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-            raise self._error(f"{what} ({ending})", "the lines above say why; the whole log is in the file named")
+            raise self._error(f"{what} with exit code {code}", "the lines above say why; the whole log is in the file named")
 
     def acceptance(self) -> AcceptanceCounts:
         """The spec_decode counters since the server started; all zero without a draft. Raises EngineError if they cannot be read."""
@@ -138,6 +125,7 @@ class VllmServer:
             while time.monotonic() < deadline:
                 self._process.poll()  # reaps it
                 if not group_members(self._process.pid):
+                    self._process.stdin.close()
                     return
                 time.sleep(0.05)
         raise EngineError(what=f"processes {group_members(self._process.pid)} of the vLLM engine do not end", where=self.log_path,
@@ -169,20 +157,21 @@ class VllmServer:
 
 @contextlib.contextmanager
 def start_server(spec: EngineSpec, log_path: Path) -> Iterator[VllmServer]:
-    """One server: ready on entry, every process of it ended on exit, whatever ends the block. To be entered on the main thread."""
+    """One server: ready on entry, every process of it ended on exit, whatever ends the block."""
     with start_servers([(spec, log_path)]) as servers:
         yield servers[0]
 
 
 @contextlib.contextmanager
 def start_servers(engines: Sequence[tuple[EngineSpec, Path]]) -> Iterator[list[VllmServer]]:
-    """Several servers, started side by side: all ready on entry, every process of them ended on exit. To be entered on the main thread."""
+    """Several servers, started side by side: all ready on entry, every process of them ended on exit."""
     servers: list[VllmServer] = []
     try:
         for port, (spec, log_path) in zip(free_ports(len(engines)), engines, strict=True):
             servers.append(VllmServer(spec, log_path, port))
-        for server in servers:
-            server.wait_until_ready()
+        starting = servers
+        while starting := [server for server in starting if not server.is_ready()]:
+            time.sleep(POLL_S)
         yield servers
     finally:
         with contextlib.ExitStack() as stops:  # one that does not end keeps no other from being ended

@@ -22,7 +22,9 @@ def identify_draft(folder: Path) -> dict[str, Any]:
     _read_config(folder)
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
-        raise ExperimentError(what=f"{folder} holds no safetensors file", where="draft.checkpoint", fix="name a folder that vLLM loads as a draft")
+        raise ExperimentError(
+            what=f"{folder} holds no safetensors file", where="draft.checkpoint", fix="name a folder that vLLM loads as a draft"
+        )
     return {path.name: sha256_of(path) for path in (folder / "config.json", *weights)}
 
 
@@ -47,16 +49,22 @@ def check_draft_fit(folder: Path, target: TargetShape) -> None:
 
 
 def _refuse(folder: Path, reason: str) -> None:
-    raise ExperimentError(what=f"the draft in {folder} does not fit the target: {reason}", where="draft.checkpoint",
-                          fix="name a draft that was trained for this target, or remove the field and train one")
+    raise ExperimentError(
+        what=f"the draft in {folder} does not fit the target: {reason}",
+        where="draft.checkpoint",
+        fix="name a draft that was trained for this target, or remove the field and train one",
+    )
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as err:
-        raise ExperimentError(what=f"{folder / 'config.json'} cannot be read: {err}", where="draft.checkpoint",
-                              fix="name a folder that vLLM loads as a draft") from err
+        raise ExperimentError(
+            what=f"{folder / 'config.json'} cannot be read: {err}", where="draft.checkpoint", fix="name a folder that vLLM loads as a draft"
+        ) from err
     if not isinstance(config, dict):
-        raise ExperimentError(what=f"{folder / 'config.json'} holds no object", where="draft.checkpoint", fix="name a folder that vLLM loads as a draft")
+        raise ExperimentError(
+            what=f"{folder / 'config.json'} holds no object", where="draft.checkpoint", fix="name a folder that vLLM loads as a draft"
+        )
     return config

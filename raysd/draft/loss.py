@@ -19,6 +19,27 @@ class StepLosses:
     """Mean soft cross-entropy of each draft step, in nat."""
 
 
+class SoftCrossEntropy(torch.autograd.Function):
+    """Mean over rows of the cross-entropy of logits [R, V] against probabilities [R, V], in nat.
+
+    By hand, because rows times vocabulary is the largest tensor of a step: softmax - wanted is the whole gradient, computed in place while the
+    forward pass still holds the softmax, instead of kept and gone over four more times by autograd.
+    """
+
+    @staticmethod
+    def forward(ctx, logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        log_guessed = torch.log_softmax(logits.float(), dim=-1)
+        with torch.autocast(logits.device.type, enabled=False):  # which would round both to bf16 and the loss to three digits
+            loss = -torch.linalg.vecdot(wanted, log_guessed).mean()
+        ctx.save_for_backward(log_guessed.exp_().sub_(wanted).div_(len(logits)).to(logits.dtype))
+        return loss
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad.to(gradient.dtype), None
+
+
 def unrolled_loss(draft: Eagle3Draft, batch: Batch, target: TargetHead, token_to_draft: torch.Tensor, ttt_steps: int, ttt_decay: float) -> StepLosses:
     """Training-time test (EAGLE-3, arXiv 2503.01840): the draft runs on its own outputs with the captured tokens, and every step is scored.
 
@@ -38,8 +59,7 @@ def unrolled_loss(draft: Eagle3Draft, batch: Batch, target: TargetHead, token_to
             per_step.append(float("nan"))
             continue
         wanted = shifted(batch.rows, soft_MV, step)[index]
-        guessed = torch.log_softmax(draft.logits(normed[index]).float(), dim=-1)
-        loss = -(wanted * guessed).sum(-1).mean()
+        loss = SoftCrossEntropy.apply(draft.logits(normed[index]), wanted)
         total = total + ttt_decay ** step * loss
         per_step.append(float(loss.detach()))
     return StepLosses(total, per_step)

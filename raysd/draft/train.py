@@ -74,7 +74,8 @@ def train(run: StageRun, served_acceptance: ServedAcceptance) -> dict[str, Any]:
     answers = [tokens[prompt:] for tokens, prompt in choose.token_ids()]
     metrics = {"steps": steps, "best_step": best[1], "elapsed_s": elapsed_s, "tokens": tokens, "tokens_s": tokens / elapsed_s,
                "parameters": sum(p.numel() for p in draft.parameters()), "vocab_size": draft.shape.vocab_size,
-               "vocab_coverage_frac": coverage(answers, draft.draft_to_target.cpu()), "served_k": section.served_k, "replay": best[0].as_metrics()}
+               "vocab_coverage_frac": coverage(answers, draft.draft_to_target.cpu()), "served_k": section.served_k,
+               "served_tokens": section.served_tokens, "replay": best[0].as_metrics()}
     run.progress("measuring the acceptance in vLLM")
     prompts = load_prompts(run.experiment.prompts).split("choose", run.experiment.capture.choose_prompts)
     return metrics | {"served": served_acceptance(folder, prompts, section.served_k).as_metrics()}

@@ -16,7 +16,8 @@ class DraftSection(Section):
     vocab_size: int | None = Field(32_000, ge=16)
     """Tokens that the draft can propose, the most frequent in the captured answers; null: all of the target's."""
     aux_layers: list[int] | None = Field(None, min_length=1)
-    """Layers whose entering residual stream the draft reads, in vLLM's numbering; null: 2, n // 2, n - 3 of n layers, as in the Eagle3 reference code."""
+    """Layers whose entering residual stream the draft reads, in vLLM's numbering; null: 2, n // 2, n - 3 of n layers, as in the Eagle3
+    reference code."""
     intermediate_size: int | None = Field(None, ge=8)
     """Width of the draft's MLP; null: the target's."""
     norm_before_residual: bool = False

@@ -38,7 +38,9 @@ class Experiment(Section):
         elif "bf16" in self.sweep.arms or "fp8" in self.sweep.arms:
             for name in ("capture", "train"):
                 if getattr(self, name) is None:
-                    raise ValueError(f"{name}: is missing, and draft.checkpoint names no finished draft; add `{name}: {{}}` or a checkpoint")
+                    raise ValueError(
+                        f"{name}: is missing, and draft.checkpoint names no finished draft; add `{name}: {{}}` or a checkpoint"
+                    )
         if self.train is not None and self.capture is None:
             raise ValueError("train: has nothing to learn from; add `capture: {}` or remove the section")
         if self.quantize is not None and self.train is None and self.draft.checkpoint is None:

@@ -22,18 +22,23 @@ def load_experiment(path: Path | str) -> Experiment:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as err:
-        raise ExperimentError(what=f"the experiment file cannot be read: {err.strerror}", where=path,
-                              fix="check the path; `jobs/` holds ready experiments") from err
+        raise ExperimentError(
+            what=f"the experiment file cannot be read: {err.strerror}", where=path, fix="check the path; `jobs/` holds ready experiments"
+        ) from err
     except UnicodeDecodeError as err:
         raise ExperimentError(what="the experiment file is not UTF-8 text", where=path, fix="save it as UTF-8 YAML") from err
     try:
         document = yaml.load(text, Loader=_StrictLoader)
     except (yaml.YAMLError, ValueError) as err:  # ValueError: a date that does not exist, such as 2026-13-45
-        raise ExperimentError(what=f"the experiment file is not valid YAML: {_one_line(err)}", where=path,
-                              fix="correct the YAML at the line named") from err
+        raise ExperimentError(
+            what=f"the experiment file is not valid YAML: {_one_line(err)}", where=path, fix="correct the YAML at the line named"
+        ) from err
     if not isinstance(document, dict):
-        raise ExperimentError(what=f"the experiment file holds {type(document).__name__}, not a mapping of sections", where=path,
-                              fix="start it with `name:`; `jobs/smollm2-cpu.yaml` is an example")
+        raise ExperimentError(
+            what=f"the experiment file holds {type(document).__name__}, not a mapping of sections",
+            where=path,
+            fix="start it with `name:`; `jobs/smollm2-cpu.yaml` is an example",
+        )
     return _absolute_paths(_validated(document, path), path.resolve().parent)
 
 
@@ -48,8 +53,10 @@ def _validated(document: dict[str, Any], path: Path) -> Experiment:
     except ValidationError as err:
         problems = [_explained(problem) for problem in err.errors()]
         field, what, fix = problems[0]
-        more = "".join(f"\n  also:  {other_field}: {other_what}" if other_field else f"\n  also:  {other_what}"
-                       for other_field, other_what, _ in problems[1:])
+        more = "".join(
+            f"\n  also:  {other_field}: {other_what}" if other_field else f"\n  also:  {other_what}"
+            for other_field, other_what, _ in problems[1:]
+        )
         raise ExperimentError(what=what + more, where=f"{path}: {field}" if field else path, fix=fix) from None
 
 
@@ -105,12 +112,14 @@ def _absolute_paths(experiment: Experiment, folder: Path) -> Experiment:
     model = target.model
     if not model.startswith("pypi:") and (model.startswith((".", "/", "~")) or (folder / model).is_dir()):
         model = str(absolute(Path(model)))
-    return experiment.model_copy(update={
-        "store": str(absolute(Path(experiment.store))),
-        "target": target.model_copy(update={"model": model, "chat_template": absolute(target.chat_template)}),
-        "prompts": experiment.prompts.model_copy(update={"path": absolute(experiment.prompts.path)}),
-        "draft": experiment.draft.model_copy(update={"checkpoint": absolute(experiment.draft.checkpoint)}),
-    })
+    return experiment.model_copy(
+        update={
+            "store": str(absolute(Path(experiment.store))),
+            "target": target.model_copy(update={"model": model, "chat_template": absolute(target.chat_template)}),
+            "prompts": experiment.prompts.model_copy(update={"path": absolute(experiment.prompts.path)}),
+            "draft": experiment.draft.model_copy(update={"checkpoint": absolute(experiment.draft.checkpoint)}),
+        }
+    )
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -133,7 +142,9 @@ def _float_resolver() -> None:
     # PyYAML follows YAML 1.1, where 1e-3 is a string: a learning rate would arrive as text.
     _StrictLoader.add_implicit_resolver(
         "tag:yaml.org,2002:float",
-        re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)$"), list("-+0123456789."))
+        re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)$"),
+        list("-+0123456789."),
+    )
 
 
 _float_resolver()

@@ -16,3 +16,5 @@ class QuantizeSection(Section):
     """Layers that stay in the draft's own precision."""
     served_k: int = Field(3, ge=1, le=8)
     """Tokens drafted per verify step when the acceptance is measured in vLLM."""
+    served_tokens: int = Field(160, ge=2)
+    """Longest answer, in tokens, while it is measured."""

@@ -79,7 +79,9 @@ class SweepSection(Section):
         if any(c < 1 for c in self.concurrency):
             raise ValueError(f"concurrency: {self.concurrency} must each be at least 1")
         if max(self.concurrency) > self.engine.max_num_seqs:
-            raise ValueError(f"concurrency: {max(self.concurrency)} is above engine.max_num_seqs = {self.engine.max_num_seqs}: requests would queue")
+            raise ValueError(
+                f"concurrency: {max(self.concurrency)} is above engine.max_num_seqs = {self.engine.max_num_seqs}: requests would queue"
+            )
         for arm, values in self.arm_concurrency.items():
             if arm not in self.arms:
                 raise ValueError(f"arm_concurrency: names the arm {arm}, which is not in arms {self.arms}")

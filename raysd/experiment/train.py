@@ -40,5 +40,7 @@ class TrainSection(Section):
     """How often the choose split is replayed; the best checkpoint by replayed acceptance length is kept."""
     served_k: int = Field(3, ge=1, le=8)
     """Tokens drafted per verify step when the acceptance is measured in vLLM at the end."""
+    served_tokens: int = Field(160, ge=2)
+    """Longest answer, in tokens, while it is measured."""
     threads: Placement[int | None] = Field(None, ge=1)
     """CPU threads; null: all that this process may use."""

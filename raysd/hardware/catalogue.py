@@ -25,7 +25,9 @@ def find_machine(name: str) -> Machine:
     """The machine of a short name. Raises ExperimentError, listing the known names, for any other."""
     machines = _machines()
     if name not in machines:
-        raise ExperimentError(what=f"the hardware {name!r} is not in the catalogue", where="hardware.name", fix=f"use one of: {', '.join(machines)}")
+        raise ExperimentError(
+            what=f"the hardware {name!r} is not in the catalogue", where="hardware.name", fix=f"use one of: {', '.join(machines)}"
+        )
     return machines[name]
 
 

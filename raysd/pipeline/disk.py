@@ -34,5 +34,8 @@ def check_disk(folder: Path, need_bytes: int, doing: str) -> None:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free_bytes = shutil.disk_usage(existing).free
     if free_bytes < need_bytes:
-        raise ArtifactError(what=f"{doing} needs about {need_bytes / 1e9:.1f} GB of disk, {free_bytes / 1e9:.1f} GB are free", where=folder,
-                            fix="free disk space, or name a folder on a larger disk in `store:`")
+        raise ArtifactError(
+            what=f"{doing} needs about {need_bytes / 1e9:.1f} GB of disk, {free_bytes / 1e9:.1f} GB are free",
+            where=folder,
+            fix="free disk space, or name a folder on a larger disk in `store:`",
+        )

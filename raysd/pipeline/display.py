@@ -18,13 +18,17 @@ def open_display(stream: IO[str]) -> PlainDisplay | LiveDisplay:
 
 
 def describe(doing: str, done: float | None, total: float | None, unit: str, figures: dict[str, float]) -> str:
-    """One line for what a stage is doing: `answering prompts 128/1032 prompts (12 %), 673.0 tok_s`."""
+    """One line for what a stage is doing: `answering 128/1,032 prompts (12%), output_tok_s 673`."""
     text = doing
     if done is not None and total:
-        text += f" {done:g}/{total:g} {unit}".rstrip() + f" ({done / total:.0%})"
+        text += f" {_count(done)}/{_count(total)} {unit}".rstrip() + f" ({done / total:.0%})"
     elif done is not None:
-        text += f" {done:g} {unit}".rstrip()
+        text += f" {_count(done)} {unit}".rstrip()
     return ", ".join([text, *(f"{name} {value:.4g}" for name, value in figures.items())])
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
 
 
 def clock_time(seconds: float) -> str:
@@ -81,8 +85,15 @@ class LiveDisplay:
         from rich.progress import Progress as Bars
 
         self._console = Console(file=stream, highlight=False)
-        self._bars = Bars(SpinnerColumn(), TextColumn("{task.fields[stage]:<9}"), TimeElapsedColumn(), BarColumn(bar_width=24),
-                          TextColumn("{task.description}", markup=False), console=self._console, transient=True)
+        self._bars = Bars(
+            SpinnerColumn(),
+            TextColumn("{task.fields[stage]:<9}"),
+            TimeElapsedColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.description}", markup=False),
+            console=self._console,
+            transient=True,
+        )
         self._task: Any = None
 
     def __enter__(self) -> LiveDisplay:

@@ -50,7 +50,7 @@ def read_event(line: str) -> ProgressEvent | ErrorEvent | None:
     if not line.startswith(MARK):
         return None
     try:
-        fields: Any = json.loads(line[len(MARK):])
+        fields: Any = json.loads(line[len(MARK) :])
         return ErrorEvent(**fields) if "error" in fields else ProgressEvent(**fields)
     except (ValueError, TypeError):
         return None

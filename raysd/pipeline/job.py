@@ -39,7 +39,9 @@ def main(stage: str, functions: Callable[[], StageFunctions], arguments: list[st
 
     functions: gives the stage functions by name; called once the experiment has been read.
     """
-    parser = argparse.ArgumentParser(prog=f"jobs/{stage}.py", description=f"Runs the stage {stage} of an experiment and publishes its artifact.")
+    parser = argparse.ArgumentParser(
+        prog=f"jobs/{stage}.py", description=f"Runs the stage {stage} of an experiment and publishes its artifact."
+    )
     parser.add_argument("--experiment", required=True, type=Path, help="the experiment file")
     parser.add_argument("--store", type=Path, help="folder of the artifacts; default: the experiment's `store`")
     parser.add_argument("--attempt", type=int, default=1, help="number of this attempt, for the record")
@@ -55,14 +57,23 @@ def main(stage: str, functions: Callable[[], StageFunctions], arguments: list[st
     except RaysdError as err:
         return _told(err)
     except Terminated as err:
-        return _told(StageError(what=f"the stage was stopped by {err}", where=f"stage {stage}", fix="run again to go on from its unfinished work"))
+        return _told(
+            StageError(what=f"the stage was stopped by {err}", where=f"stage {stage}", fix="run again to go on from its unfinished work")
+        )
     except Exception as err:
         traceback.print_exc()
         last = " ".join(traceback.format_exception_only(err)[-1].split())
         if "No space left on device" in last:
-            return _told(ArtifactError(what=f"the disk is full: {last}", where=f"stage {stage}", fix="free disk space, or name another folder in `store:`"))
-        return _told(StageError(what=f"the stage {stage} ended on an unexpected error: {last}", where=f"stage {stage}",
-                                fix="its log holds the traceback"))
+            return _told(
+                ArtifactError(
+                    what=f"the disk is full: {last}", where=f"stage {stage}", fix="free disk space, or name another folder in `store:`"
+                )
+            )
+        return _told(
+            StageError(
+                what=f"the stage {stage} ended on an unexpected error: {last}", where=f"stage {stage}", fix="its log holds the traceback"
+            )
+        )
 
 
 def run_stage(stage: Stage, experiment: Experiment, store: Store, function: StageFunction, attempt: int) -> Path | None:
@@ -89,9 +100,21 @@ def run_stage(stage: Stage, experiment: Experiment, store: Store, function: Stag
         elapsed_s = time.monotonic() - clock
         progress("publishing")
         record = Record(
-            experiment=experiment.name, stage=stage.name, fingerprint=stage.fingerprint, identity=stage.identity,
-            section=experiment.model_dump(mode="json"), code_version=raysd.__version__, packages=_package_versions(), host=_host_facts(),
-            metrics=metrics, started=started, ended=_now(), elapsed_s=round(elapsed_s, 3), attempt=attempt, files=describe_files(out))
+            experiment=experiment.name,
+            stage=stage.name,
+            fingerprint=stage.fingerprint,
+            identity=stage.identity,
+            section=experiment.model_dump(mode="json"),
+            code_version=raysd.__version__,
+            packages=_package_versions(),
+            host=_host_facts(),
+            metrics=metrics,
+            started=started,
+            ended=_now(),
+            elapsed_s=round(elapsed_s, 3),
+            attempt=attempt,
+            files=describe_files(out),
+        )
         return store.publish(stage.key, out, record)
 
 
@@ -117,8 +140,11 @@ def _stage_named(name: str, stages: list[Stage], experiment: Path) -> Stage:
     for stage in stages:
         if stage.name == name:
             return stage
-    raise ExperimentError(what=f"the experiment has no stage {name}", where=experiment,
-                          fix=f"add the section `{name}:`, or run one of: {', '.join(stage.name for stage in stages)}")
+    raise ExperimentError(
+        what=f"the experiment has no stage {name}",
+        where=experiment,
+        fix=f"add the section `{name}:`, or run one of: {', '.join(stage.name for stage in stages)}",
+    )
 
 
 def _now() -> str:
@@ -138,8 +164,14 @@ def _package_versions() -> dict[str, str]:
 def _host_facts() -> dict[str, Any]:
     import psutil
 
-    return {"machine": platform.machine(), "system": f"{platform.system()} {platform.release()}", "python": platform.python_version(),
-            "cpu_model": _cpu_model(), "cpu_cores": len(os.sched_getaffinity(0)), "memory_bytes": psutil.virtual_memory().total}
+    return {
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "cpu_model": _cpu_model(),
+        "cpu_cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+    }
 
 
 def _cpu_model() -> str:

@@ -23,7 +23,13 @@ class PlannedStage:
 
     def as_json(self) -> dict[str, Any]:
         """The stage as `raysd plan --json` prints it."""
-        return {"stage": self.stage.name, "fingerprint": self.stage.fingerprint, "state": self.state, "why": self.why, "inputs": self.stage.identity["inputs"]}
+        return {
+            "stage": self.stage.name,
+            "fingerprint": self.stage.fingerprint,
+            "state": self.state,
+            "why": self.why,
+            "inputs": self.stage.identity["inputs"],
+        }
 
 
 def plan(stages: Sequence[Stage], store: Store) -> list[PlannedStage]:

@@ -27,8 +27,12 @@ def stages_of(experiment: Experiment) -> list[Stage]:
     Hugging Face id cannot be resolved.
     """
     checkpoint = experiment.draft.checkpoint
-    return build_stages(experiment, identify_target(experiment.target), load_prompts(experiment.prompts),
-                        None if checkpoint is None else identify_draft(checkpoint))
+    return build_stages(
+        experiment,
+        identify_target(experiment.target),
+        load_prompts(experiment.prompts),
+        None if checkpoint is None else identify_draft(checkpoint),
+    )
 
 
 def check_experiment(experiment: Experiment) -> None:
@@ -37,8 +41,11 @@ def check_experiment(experiment: Experiment) -> None:
     machine = find_machine(experiment.hardware.name)
     for stage, resources in experiment.hardware.resources.items():
         if machine.gpus_per_node is not None and resources.gpus > machine.gpus_per_node:
-            raise ExperimentError(what=f"{resources.gpus:g} GPUs for one job, a {machine.name} node has {machine.gpus_per_node}",
-                                  where=f"hardware.resources.{stage}.gpus", fix="ask for what one node has, or name the hardware in hardware.name")
+            raise ExperimentError(
+                what=f"{resources.gpus:g} GPUs for one job, a {machine.name} node has {machine.gpus_per_node}",
+                where=f"hardware.resources.{stage}.gpus",
+                fix="ask for what one node has, or name the hardware in hardware.name",
+            )
     shape = target_shape_on_disk(experiment.target)
     if shape is not None:
         if experiment.draft.checkpoint is not None:
@@ -61,7 +68,9 @@ def need_bytes(stages: Sequence[str], experiment: Experiment) -> int:
     conversations = 0
     if experiment.capture is not None:
         prompts = load_prompts(experiment.prompts)
-        conversations = len(prompts.split("train", experiment.capture.train_prompts)) + len(prompts.split("choose", experiment.capture.choose_prompts))
+        conversations = len(prompts.split("train", experiment.capture.train_prompts)) + len(
+            prompts.split("choose", experiment.capture.choose_prompts)
+        )
     return sum(disk_need_bytes(stage, experiment, conversations, shape.hidden_size if shape else None) for stage in stages)
 
 

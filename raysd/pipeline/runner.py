@@ -20,8 +20,14 @@ ATTEMPTS = 3
 BACKOFF_S = (5.0, 20.0)
 """Waits before the second and the third attempt."""
 
-INFRASTRUCTURE = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_SUPERVISOR_ACTOR_START_TIMEOUT", "JOB_SUPERVISOR_ACTOR_START_FAILURE",
-                  "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE", "JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE")
+INFRASTRUCTURE = (
+    "RUNTIME_ENV_SETUP_FAILURE",
+    "JOB_SUPERVISOR_ACTOR_START_TIMEOUT",
+    "JOB_SUPERVISOR_ACTOR_START_FAILURE",
+    "JOB_SUPERVISOR_ACTOR_UNSCHEDULABLE",
+    "JOB_SUPERVISOR_ACTOR_DIED",
+    "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE",
+)
 """Ray's JobErrorType values that tell of the cluster and not of the stage."""
 
 
@@ -94,8 +100,13 @@ class StageResult:
 
     def as_json(self) -> dict[str, Any]:
         """The stage as `raysd run --json` prints it."""
-        return {"stage": self.stage.name, "state": self.state, "fingerprint": self.stage.fingerprint, "elapsed_s": round(self.elapsed_s, 1),
-                "artifact": None if self.artifact is None else str(self.artifact)}
+        return {
+            "stage": self.stage.name,
+            "state": self.state,
+            "fingerprint": self.stage.fingerprint,
+            "elapsed_s": round(self.elapsed_s, 1),
+            "artifact": None if self.artifact is None else str(self.artifact),
+        }
 
 
 @dataclass(frozen=True)
@@ -107,16 +118,26 @@ class RunOutcome:
     """Why it ended early: the failed stage's own error."""
 
 
-def run_stages(planned: Sequence[PlannedStage], store: Store, connect: Callable[[], AbstractContextManager[JobClient]], display: Display,
-               sleep: Callable[[float], None] = time.sleep) -> RunOutcome:
+def run_stages(
+    planned: Sequence[PlannedStage],
+    store: Store,
+    connect: Callable[[], AbstractContextManager[JobClient]],
+    display: Display,
+    sleep: Callable[[float], None] = time.sleep,
+) -> RunOutcome:
     """Runs, in order, the stages that the plan says have to run. A stage counts as done when its record is in the store.
 
-    connect: entered once, if anything has to run; leaving it stops whatever it started. After a failure, stages that were found still count as
-    cached and the others as blocked. KeyboardInterrupt and its like stop the running job and travel on; so does a RaysdError from `connect`.
+    connect: entered once, if anything has to run; leaving it stops whatever it started. After a failure, stages that were found still
+    count as cached and the others as blocked. KeyboardInterrupt and its like stop the running job and travel on; a RaysdError from
+    `connect` travels on too.
     """
     if any(entry.state == "blocked" for entry in planned):
         first = next(entry for entry in planned if entry.state == "blocked")
-        error = ArtifactError(what=f"the stage {first.stage.name} cannot run: {first.why}", where=store.folder(first.stage.key), fix="mend or delete what is named, and run again")
+        error = ArtifactError(
+            what=f"the stage {first.stage.name} cannot run: {first.why}",
+            where=store.folder(first.stage.key),
+            fix="mend or delete what is named, and run again",
+        )
         return RunOutcome([_not_run(entry, store) for entry in planned], error)
     if all(entry.state == "cached" for entry in planned):
         for entry in planned:
@@ -136,7 +157,7 @@ def run_stages(planned: Sequence[PlannedStage], store: Store, connect: Callable[
             except RaysdError as err:
                 display.stage_ended(stage.name, "failed", time.monotonic() - started)
                 failed = StageResult(stage, "failed", time.monotonic() - started, None)
-                return RunOutcome([*results, failed, *(_not_run(later, store) for later in planned[place + 1:])], err)
+                return RunOutcome([*results, failed, *(_not_run(later, store) for later in planned[place + 1 :])], err)
             results.append(StageResult(stage, "done", time.monotonic() - started, store.folder(stage.key)))
             display.stage_ended(stage.name, "done", time.monotonic() - started)
         return RunOutcome(results, None)
@@ -145,8 +166,8 @@ def run_stages(planned: Sequence[PlannedStage], store: Store, connect: Callable[
 def run_stage(stage: Stage, store: Store, client: JobClient, display: Display, why: str, sleep: Callable[[float], None]) -> Record:
     """Submits jobs for a stage until its record is there; returns the record.
 
-    Only infrastructure is retried: a JobErrorType that tells of the cluster, or exit code 75. Raises the worker's own error otherwise, with the
-    job's log named in it.
+    Only infrastructure is retried: a JobErrorType that tells of the cluster, or exit code 75. Raises the worker's own error otherwise,
+    with the job's log named in it.
     """
     prefix = f"raysd-{stage.name}-{stage.fingerprint[:12]}-a"
     folder = store.folder(stage.key)
@@ -202,19 +223,30 @@ def _explained(stage: Stage, outcome: JobOutcome, reported: RaysdError | None, l
         return type(reported)(what=reported.what, where=f"{reported.where} (log: {log})", fix=reported.fix)
     where = f"stage {stage.name} (log: {log})"
     if is_infrastructure(outcome):
-        return TryAgainError(what=f"the cluster did not run the job: {outcome.error_type or f'exit code {outcome.exit_code}'}: {outcome.message}", where=where,
-                             fix="check the cluster, and run again")
+        return TryAgainError(
+            what=f"the cluster did not run the job: {outcome.error_type or f'exit code {outcome.exit_code}'}: {outcome.message}",
+            where=where,
+            fix="check the cluster, and run again",
+        )
     if outcome.exit_code == ExperimentError.exit_code:
-        return ExperimentError(what=f"the entry script refused its arguments: {outcome.message}", where=where, fix="read the log named above")
+        return ExperimentError(
+            what=f"the entry script refused its arguments: {outcome.message}", where=where, fix="read the log named above"
+        )
     if outcome.status == "STOPPED":
         return StageError(what="the job was stopped from outside", where=where, fix="run again to go on from its unfinished work")
     if outcome.status == "SUCCEEDED":
-        return StageError(what=f"the job ended well and left no record of {stage.fingerprint[:12]} in the store", where=where,
-                          fix="check that the job's node and this machine see the same store, and that no input changed meanwhile")
+        return StageError(
+            what=f"the job ended well and left no record of {stage.fingerprint[:12]} in the store",
+            where=where,
+            fix="check that the job's node and this machine see the same store, and that no input changed meanwhile",
+        )
     if outcome.exit_code is not None and (outcome.exit_code < 0 or outcome.exit_code > 128):
         number = -outcome.exit_code if outcome.exit_code < 0 else outcome.exit_code - 128
-        return StageError(what=f"the stage's process was ended by signal {number}" + (", as when memory runs out" if number == 9 else ""), where=where,
-                          fix="free memory or lower kv_cache_bytes, then run again" if number == 9 else "read the log named above")
+        return StageError(
+            what=f"the stage's process was ended by signal {number}" + (", as when memory runs out" if number == 9 else ""),
+            where=where,
+            fix="free memory or lower kv_cache_bytes, then run again" if number == 9 else "read the log named above",
+        )
     return StageError(what=f"the job failed: {outcome.message}", where=where, fix="read the log named above")
 
 

@@ -11,7 +11,7 @@ from raysd.experiment import Experiment
 from raysd.prompts.prompt_set import PromptSet
 
 VERSIONS = {"capture": 1, "train": 1, "quantize": 1, "sweep": 1, "report": 1}
-"""Stage to the version of its code, in the order they run: raise it when a change of code changes what the stage makes of the same inputs."""
+"""Stage to the version of its code, in the order they run: raise it when new code makes something else of the same inputs."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,13 @@ class Stage:
         return [ArtifactKey(self.experiment, name, self.identity["inputs"][name]) for name in self.inputs]
 
 
-def build_stages(experiment: Experiment, target: dict[str, Any], prompts: PromptSet, checkpoint: dict[str, Any] | None = None) -> list[Stage]:
+def build_stages(
+    experiment: Experiment, target: dict[str, Any], prompts: PromptSet, checkpoint: dict[str, Any] | None = None
+) -> list[Stage]:
     """The stages that an experiment needs, in the order they run.
 
     target: what `identify_target` says. checkpoint: what `identify_draft` says of `draft.checkpoint`, if there is one.
-    A stage is there when the experiment has its section; sweep and report always are. The sweep reads a draft only for the arms that it has.
+    A stage is there when the experiment has its section; sweep and report always are. The sweep reads only the drafts of its arms.
     """
     stages: dict[str, Stage] = {}
 
@@ -56,15 +58,35 @@ def build_stages(experiment: Experiment, target: dict[str, Any], prompts: Prompt
     draft: tuple[str, ...] = ("train",) if checkpoint is None else ()
     finished = {} if checkpoint is None else {"checkpoint": checkpoint}
     if experiment.capture is not None:
-        add("capture", {"target": target, "draft": {"aux_layers": experiment.draft.aux_layers}, "capture": experiment.capture.result_values(),
-                        "prompts": prompts.fingerprint("train", "choose")}, ())
+        add(
+            "capture",
+            {
+                "target": target,
+                "draft": {"aux_layers": experiment.draft.aux_layers},
+                "capture": experiment.capture.result_values(),
+                "prompts": prompts.fingerprint("train", "choose"),
+            },
+            (),
+        )
     if experiment.train is not None:
         add("train", {"draft": experiment.draft.result_values(), "train": experiment.train.result_values()}, ("capture",))
     if experiment.quantize is not None:
-        add("quantize", {"target": target, **finished, "quantize": experiment.quantize.result_values(), "prompts": prompts.fingerprint("choose")}, draft)
+        add(
+            "quantize",
+            {"target": target, **finished, "quantize": experiment.quantize.result_values(), "prompts": prompts.fingerprint("choose")},
+            draft,
+        )
     arms = experiment.sweep.arms
-    add("sweep", {"target": target, **(finished if "bf16" in arms else {}), "hardware": experiment.hardware.name,
-                  "sweep": experiment.sweep.result_values(), "prompts": prompts.fingerprint("report")},
-        (draft if "bf16" in arms else ()) + (("quantize",) if "fp8" in arms else ()))
+    add(
+        "sweep",
+        {
+            "target": target,
+            **(finished if "bf16" in arms else {}),
+            "hardware": experiment.hardware.name,
+            "sweep": experiment.sweep.result_values(),
+            "prompts": prompts.fingerprint("report"),
+        },
+        (draft if "bf16" in arms else ()) + (("quantize",) if "fp8" in arms else ()),
+    )
     add("report", {}, tuple(stages))
     return list(stages.values())

@@ -14,8 +14,8 @@ REPORT = "report.html"
 def summarize(experiment: str, outcome: RunOutcome, store: Store, elapsed_s: float) -> dict[str, Any]:
     """The object that `raysd run --json` prints. Figures are empty, and the report null, where a run did not get so far.
 
-    acceptance_length: arm to tokens per verify step over the report split; speedup, speedup_ci: arm to concurrency to ratio and [low, high];
-    all for the first workload and the first k.
+    acceptance_length: arm to tokens per verify step over the report split; speedup, speedup_ci: arm to concurrency to ratio and
+    [low, high]; all for the first workload and the first k.
     """
     records = {result.stage.name: store.record(result.stage.key) for result in outcome.stages if result.artifact is not None}
     sweep, report = _metrics(records.get("sweep")), _metrics(records.get("report"))
@@ -38,14 +38,24 @@ def render(summary: dict[str, Any]) -> str:
     rows += [[entry["stage"], entry["state"], clock_time(entry["elapsed_s"]), entry["fingerprint"][:12]] for entry in summary["stages"]]
     lines = [f"{summary['experiment']} in {clock_time(summary['elapsed_s'])}", "", *table(rows)]
     if summary["acceptance_length"]:
-        lines += ["", "acceptance length (tokens per verify step, report split)", *_indented(f"{arm}  {value:.3f}" for arm, value in summary["acceptance_length"].items())]
+        lines += [
+            "",
+            "acceptance length (tokens per verify step, report split)",
+            *_indented(f"{arm}  {value:.3f}" for arm, value in summary["acceptance_length"].items()),
+        ]
     if summary["speedup"]:
         rows = [["arm", "concurrency", "speed-up of output_tok_s", "95 % interval"]]
         for arm, ratios in summary["speedup"].items():
             for concurrency, ratio in ratios.items():
                 interval = summary["speedup_ci"].get(arm, {}).get(concurrency)
-                rows.append([arm, concurrency, "not measured" if ratio is None else f"{ratio:.2f}x",
-                             f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else "none"])
+                rows.append(
+                    [
+                        arm,
+                        concurrency,
+                        "not measured" if ratio is None else f"{ratio:.2f}x",
+                        f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else "none",
+                    ]
+                )
         lines += ["", *table(rows)]
     if summary["lossless"]:
         rows = [["answers against the baseline's", "equal", "near-tie", "broken"]]

@@ -10,6 +10,7 @@ from typing import Any
 from raysd.artifacts.stage import StageRun
 from raysd.draft.acceptance import AcceptanceCounts, ServedAcceptance
 from raysd.experiment import Experiment
+from raysd.experiment.quantize import QuantizeSection
 from raysd.prompts.prompt_set import load_prompts
 from raysd.quantization.audit import audit_draft
 from raysd.quantization.exclusions import vllm_patterns
@@ -35,12 +36,12 @@ def quantize(run: StageRun, quantizer: Quantizer, served_acceptance: ServedAccep
     prompts = load_prompts(run.experiment.prompts).split("choose", run.experiment.capture.choose_prompts if run.experiment.capture else None)
     run.progress("measuring the FP8 draft's acceptance in vLLM")
     served = served_acceptance(folder, prompts, section.served_k)
-    bf16_served = _served_in_training(run.inputs, section.served_k)
+    bf16_served = _served_in_training(run.inputs, section)
     if bf16_served is None:
         run.progress("measuring the BF16 draft's acceptance in vLLM")
         bf16_served = served_acceptance(source, prompts, section.served_k).as_metrics()
     return {"scheme": section.scheme, "quantized_weights": audit.quantized, "excluded_weights": audit.high_precision,
-            "file_bytes": _weight_bytes(folder), "bf16_file_bytes": _weight_bytes(source), "served_k": section.served_k, "served": served.as_metrics(),
+            "file_bytes": _weight_bytes(folder), "bf16_file_bytes": _weight_bytes(source), "served_k": section.served_k, "served_tokens": section.served_tokens, "served": served.as_metrics(),
             "bf16_served": bf16_served, "acceptance_ratio": served.acceptance_length / bf16_served["acceptance_length"]}
 
 
@@ -57,12 +58,12 @@ def rewrite_exclusions(folder: Path) -> None:
     path.write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
-def _served_in_training(inputs: dict[str, Path], k: int) -> dict[str, Any] | None:
-    """What training measured for the BF16 draft at the same k, so that it is not measured twice."""
+def _served_in_training(inputs: dict[str, Path], section: QuantizeSection) -> dict[str, Any] | None:
+    """What training measured for the BF16 draft under the same conditions, so that it is not measured twice."""
     from raysd.artifacts.record import read_record
 
     record = read_record(inputs["train"] / "record.json") if "train" in inputs else None
-    if record is None or record.metrics["served_k"] != k:
+    if record is None or (record.metrics["served_k"], record.metrics["served_tokens"]) != (section.served_k, section.served_tokens):
         return None
     counts = record.metrics["served"]
     return AcceptanceCounts(counts["drafts"], counts["draft_tokens"], counts["accepted"], tuple(counts["per_position"])).as_metrics()

@@ -19,18 +19,17 @@ from raysd.sweep.measure import run_counted
 
 
 def make_served_acceptance(experiment: Experiment, target_folder: Path, tokenizer: ChatTokenizer, start_server: StartServer, log_folder: Path,
-                           progress: Progress, max_tokens: int | None = None) -> ServedAcceptance:
-    """The callable that stages get. Answers are greedy and at most max_tokens long (None: the first workload's OSL).
+                           progress: Progress, max_tokens: int) -> ServedAcceptance:
+    """The callable that stages get. Answers are greedy and at most max_tokens long.
 
     The engine is the sweep's, but eager: acceptance is counted, not speed, and a compiled one takes a minute more to start. Each call starts
     one and stops it, and leaves its log in log_folder. The callable raises EngineError if the engine does not start or fails on a prompt.
     """
     settings = experiment.sweep.engine.model_copy(update={"enforce_eager": True})
-    osl = experiment.sweep.workloads[0].osl if max_tokens is None else max_tokens
     calls = itertools.count(1)
 
     def served_acceptance(draft: Path, prompts: Sequence[Prompt], k: int) -> AcceptanceCounts:
-        requests = greedy_requests(prompts, tokenizer, osl, experiment.target.max_model_len, experiment.prompts.path)
+        requests = greedy_requests(prompts, tokenizer, max_tokens, experiment.target.max_model_len, experiment.prompts.path)
         progress(f"starting vLLM with the draft, k = {k}")
         with start_server(engine_spec(experiment, target_folder, draft, k, settings), log_folder / f"served-{next(calls)}-k{k}.log") as server:
             progress(f"counting the draft's acceptance over {len(requests)} prompts, k = {k}")

@@ -12,7 +12,7 @@ from typing import Any
 from raysd.artifacts.fingerprint import fingerprint
 from raysd.artifacts.stage import StageRun
 from raysd.draft.acceptance import AcceptanceCounts
-from raysd.errors import StageError
+from raysd.errors import EngineError, StageError
 from raysd.experiment.sweep import Workload
 from raysd.load.client import CompletionRequest, run_closed_loop
 from raysd.prompts.prompt_set import Prompt, load_prompts
@@ -123,6 +123,9 @@ def _answers(run: StageRun, engine: Engine, server: Server, questions: Sequence[
         concurrency = min(ANSWER_CONCURRENCY, run.experiment.sweep.engine.max_num_seqs)
         results, counted = run_counted(server, questions, concurrency)
         refuse_failures(results, server.log_path)
+        if engine[1] is not None and counted.drafts == 0:  # found now rather than after an hour of cells
+            raise EngineError(what=f"the engine {engine_name(engine)} answered {len(results)} prompts and counted no draft", where=server.log_path,
+                              fix="check in the log that the draft was loaded")
         document = {"answers": [[result.prompt_id, list(result.token_ids), result.finish_reason] for result in results],
                     "counted": [counted.drafts, counted.draft_tokens, counted.accepted, list(counted.per_position)]}
         keep(folder, identity, document)

@@ -6,7 +6,11 @@ import pytest
 
 from raysd.artifacts import difference, fingerprint
 
-GOLDEN = [({}, "44136fa355b3678a1146ad16f7e8649e"), ({"lr": 0.001, "steps": 10, "arms": ["none", "bf16"], "note": None}, "4f3fa1a975f93c9e3806408070e2c634"), ({"name": "caf\u00e9", "k": [1, 2]}, "17c7e742c3a12f5b34f990028c1c3477")]
+GOLDEN = [
+    ({}, "44136fa355b3678a1146ad16f7e8649e"),
+    ({"lr": 0.001, "steps": 10, "arms": ["none", "bf16"], "note": None}, "4f3fa1a975f93c9e3806408070e2c634"),
+    ({"name": "caf\u00e9", "k": [1, 2]}, "17c7e742c3a12f5b34f990028c1c3477"),
+]
 
 
 @pytest.mark.parametrize(("document", "expected"), GOLDEN)
@@ -32,6 +36,10 @@ def test_what_is_no_number_is_refused(value):
 def test_difference_names_what_changed():
     before = {"train": {"lr": 0.001, "steps": 10, "old": 1}, "draft": {"aux": [1, 2]}}
     after = {"train": {"lr": 0.0005, "steps": 10, "new": "x"}, "draft": {"aux": [1, 3]}}
-    assert difference(before, after) == ["draft.aux changed: [1, 2] -> [1, 3]", "train.lr changed: 0.001 -> 0.0005", "train.new is new: x",
-                                         "train.old is gone: was 1"]
+    assert difference(before, after) == [
+        "draft.aux changed: [1, 2] -> [1, 3]",
+        "train.lr changed: 0.001 -> 0.0005",
+        "train.new is new: x",
+        "train.old is gone: was 1",
+    ]
     assert difference(before, before) == []

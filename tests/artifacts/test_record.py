@@ -13,9 +13,22 @@ from raysd.errors import ArtifactError
 
 
 def make_record(folder: Path, **changes: Any) -> Record:
-    facts = {"experiment": "tiny", "stage": "train", "fingerprint": "f" * 32, "identity": {"stage": "train", "inputs": {}}, "section": {}, "code_version": "0",
-             "packages": {}, "host": {}, "metrics": {"steps": 3}, "started": "2026-01-01T00:00:00+00:00", "ended": "2026-01-01T00:01:00+00:00",
-             "elapsed_s": 60.0, "attempt": 1, "files": describe_files(folder)}
+    facts = {
+        "experiment": "tiny",
+        "stage": "train",
+        "fingerprint": "f" * 32,
+        "identity": {"stage": "train", "inputs": {}},
+        "section": {},
+        "code_version": "0",
+        "packages": {},
+        "host": {},
+        "metrics": {"steps": 3},
+        "started": "2026-01-01T00:00:00+00:00",
+        "ended": "2026-01-01T00:01:00+00:00",
+        "elapsed_s": 60.0,
+        "attempt": 1,
+        "files": describe_files(folder),
+    }
     return Record(**{**facts, **changes})
 
 
@@ -66,8 +79,15 @@ def test_an_intact_artifact_passes(artifact: Path):
     verify_files(artifact, make_record(artifact))
 
 
-@pytest.mark.parametrize(("damage", "words"), [(lambda path: path.unlink(), "missing"), (lambda path: path.write_bytes(b"1234"), "4 bytes"),
-                                               (lambda path: path.write_bytes(b"1234567X"), "SHA-256")], ids=["deleted", "cut short", "one byte changed"])
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda path: path.unlink(), "missing"),
+        (lambda path: path.write_bytes(b"1234"), "4 bytes"),
+        (lambda path: path.write_bytes(b"1234567X"), "SHA-256"),
+    ],
+    ids=["deleted", "cut short", "one byte changed"],
+)
 def test_a_damaged_file_is_named(artifact: Path, damage, words: str):
     record = make_record(artifact)
     damage(artifact / "a.bin")

@@ -16,8 +16,22 @@ KEY = ArtifactKey("tiny", "train", "a" * 32)
 
 
 def record_of(folder: Path, key: ArtifactKey = KEY, ended: str = "2026-01-01T00:01:00+00:00") -> Record:
-    return Record(experiment=key.experiment, stage=key.stage, fingerprint=key.fingerprint, identity={"stage": key.stage, "inputs": {}}, section={}, code_version="0",
-                  packages={}, host={}, metrics={}, started=ended, ended=ended, elapsed_s=1.0, attempt=1, files=describe_files(folder))
+    return Record(
+        experiment=key.experiment,
+        stage=key.stage,
+        fingerprint=key.fingerprint,
+        identity={"stage": key.stage, "inputs": {}},
+        section={},
+        code_version="0",
+        packages={},
+        host={},
+        metrics={},
+        started=ended,
+        ended=ended,
+        elapsed_s=1.0,
+        attempt=1,
+        files=describe_files(folder),
+    )
 
 
 def write_out(store: LocalStore, key: ArtifactKey = KEY) -> Path:

@@ -18,12 +18,13 @@ from raysd.backends.local_ray import local_ray
 from raysd.errors import ExperimentError, RaysdError
 from raysd.experiment import load_experiment
 from raysd.experiment.hardware import StageResources
+from raysd.pipeline import display
 from raysd.pipeline.display import PlainDisplay
 from raysd.pipeline.plan import plan
 from raysd.pipeline.preflight import stages_of
 from raysd.pipeline.runner import run_stages
 
-SCRIPT = '''
+SCRIPT = """
 import sys, time
 from pathlib import Path
 from raysd.errors import ExperimentError
@@ -33,7 +34,7 @@ def work(run):
     {body}
 
 raise SystemExit(main("{stage}", lambda: {{"{stage}": work}}))
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,9 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture
-def run(address: str, tmp_path: Path, write_experiment: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Callable[..., SimpleNamespace]:
+def run(
+    address: str, tmp_path: Path, write_experiment: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., SimpleNamespace]:
     """Runs a sweep and a report whose stage functions have the given bodies; real jobs, real store."""
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")  # must not win over the address that was asked for
     experiment = load_experiment(write_experiment(capture=None, train=None, quantize=None, sweep={"arms": ["none"]}))
@@ -54,23 +57,34 @@ def run(address: str, tmp_path: Path, write_experiment: Callable[..., Path], mon
         working_dir = ray_jobs.pack_working_dir(scripts, experiment)
         for stage, body in (("sweep", sweep), ("report", report)):
             (working_dir / "jobs" / f"{stage}.py").write_text(SCRIPT.format(stage=stage, body=body))
-        client = ray_jobs.RayJobClient(ray_jobs._job_submission_client(address), working_dir, store.root, {"report": StageResources(cpus=0.5)})
+        client = ray_jobs.RayJobClient(
+            ray_jobs._job_submission_client(address), working_dir, store.root, {"report": StageResources(cpus=0.5)}
+        )
         planned = plan(stages_of(experiment), store)
-        outcome = run_stages(planned, store, lambda: nullcontext(client), PlainDisplay(stream or (tmp_path / "shown.txt").open("w")), sleep=lambda _: None)
+        outcome = run_stages(
+            planned, store, lambda: nullcontext(client), PlainDisplay(stream or (tmp_path / "shown.txt").open("w")), sleep=lambda _: None
+        )
         return SimpleNamespace(outcome=outcome, client=client, store=store, states=[result.state for result in outcome.stages])
 
     return go
 
 
 def test_two_stages_run_as_jobs_and_are_found_the_next_time(run):
-    first = run("import os; run.progress('counting', 1, 2, 'cells'); print('a line'); (run.out / 'cells.txt').write_text('3'); "
-                "return {'cells': 3, 'threads': os.environ.get('OMP_NUM_THREADS')}",
-                "assert (run.inputs['sweep'] / 'cells.txt').read_text() == '3'; (run.out / 'report.html').write_text('ok'); return {}")
+    first = run(
+        "import os; run.progress('counting', 1, 2, 'cells'); print('a line'); (run.out / 'cells.txt').write_text('3'); "
+        "return {'cells': 3, 'threads': os.environ.get('OMP_NUM_THREADS')}",
+        "assert (run.inputs['sweep'] / 'cells.txt').read_text() == '3'; (run.out / 'report.html').write_text('ok'); return {}",
+    )
     assert first.outcome.error is None, first.outcome.error
     assert first.states == ["done", "done"]
     sweep = first.outcome.stages[0]
     record = first.store.record(sweep.stage.key)
-    assert record.metrics == {"cells": 3, "threads": None} and list(record.files) == ["cells.txt"] and record.attempt >= 1 and "ray" in record.packages
+    assert (
+        record.metrics == {"cells": 3, "threads": None}
+        and list(record.files) == ["cells.txt"]
+        and record.attempt >= 1
+        and "ray" in record.packages
+    )
     log = (sweep.artifact / f"job-a{record.attempt}.log").read_text()
     assert "a line" in log and "counting" not in log
     assert run("raise AssertionError('must not run again')").states == ["cached", "cached"]
@@ -92,7 +106,7 @@ def _log_named_in(error: RaysdError) -> Path:
     return Path(error.where.partition("log: ")[2].rstrip(")"))
 
 
-def test_an_interrupted_run_stops_its_job_and_lets_it_clear_up(run, tmp_path):
+def test_an_interrupted_run_stops_its_job_and_lets_it_clear_up(run, tmp_path, monkeypatch):
     marker = tmp_path / "cleared"
 
     class Interrupting:
@@ -106,22 +120,27 @@ def test_an_interrupted_run_stops_its_job_and_lets_it_clear_up(run, tmp_path):
         def flush(self) -> None:
             pass
 
-    body = (f"Path({str(tmp_path / 'at-work')!r}).touch()\n"
-            "    try:\n        [(run.progress(f'waiting {i}'), time.sleep(0.1)) for i in range(600)]\n"
-            f"    finally:\n        Path({str(marker)!r}).touch()")
-    import raysd.pipeline.display as display
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(display, "LINE_INTERVAL_S", 0.0)
+    body = (
+        f"import os; Path({str(tmp_path / 'at-work')!r}).write_text(str(os.getpid()))\n"
+        "    try:\n        [(run.progress(f'waiting {i}'), time.sleep(0.1)) for i in range(600)]\n"
+        f"    finally:\n        Path({str(marker)!r}).touch()"
+    )
+    monkeypatch.setattr(display, "LINE_INTERVAL_S", 0.0)
+    with pytest.raises(KeyboardInterrupt):
         run(body, stream=Interrupting())
     assert marker.exists()
-    children = [child for child in psutil.Process().children(recursive=True) if "jobs/sweep.py" in " ".join(child.cmdline())]
-    assert children == []
+    pid = int((tmp_path / "at-work").read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_ray_listens_on_loopback_only(address):
     own = psutil.Process()
-    listening = [connection.laddr for process in (own, *own.children(recursive=True)) for connection in process.net_connections(kind="tcp")
-                 if connection.status == psutil.CONN_LISTEN]
+    listening = [
+        connection.laddr
+        for process in (own, *own.children(recursive=True))
+        for connection in process.net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
     assert len(listening) > 5
     outside = [place for place in listening if not _is_loopback(place.ip)]
     assert outside == []
@@ -130,6 +149,15 @@ def test_ray_listens_on_loopback_only(address):
 def _is_loopback(ip: str) -> bool:
     parsed = ipaddress.ip_address(ip)
     return (getattr(parsed, "ipv4_mapped", None) or parsed).is_loopback
+
+
+def test_a_cluster_that_wants_another_token_says_so(address, monkeypatch):
+    monkeypatch.setattr(
+        "ray.dashboard.modules.dashboard_sdk.get_auth_headers_if_auth_enabled", lambda headers: {"authorization": "Bearer wrong"}
+    )
+    with pytest.raises(RaysdError, match="token") as caught:
+        ray_jobs._job_submission_client(address)
+    assert caught.value.exit_code == 1 and "RAY_AUTH_TOKEN" in caught.value.fix
 
 
 def test_an_address_where_nothing_answers_is_refused_within_seconds():
@@ -147,4 +175,7 @@ def test_a_ray_client_address_is_refused_as_wrong_usage():
 
 def test_only_what_a_stage_asks_for_is_passed_to_ray():
     assert ray_jobs.resource_options(StageResources()) == {}
-    assert ray_jobs.resource_options(StageResources(gpus=8, custom={"node": 1})) == {"entrypoint_num_gpus": 8, "entrypoint_resources": {"node": 1}}
+    assert ray_jobs.resource_options(StageResources(gpus=8, custom={"node": 1})) == {
+        "entrypoint_num_gpus": 8,
+        "entrypoint_resources": {"node": 1},
+    }

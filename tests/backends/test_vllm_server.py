@@ -1,9 +1,5 @@
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -127,22 +123,6 @@ def test_a_server_answers_counts_and_leaves_nothing_behind(target, tmp_path):
 
 def test_a_folder_without_a_model_is_an_error_that_names_the_log(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(EngineError, match="(?s)before it was ready.*exit code.*config") as caught, start_server(spec(tmp_path / "empty"), tmp_path / "e.log"):
+    with pytest.raises(EngineError, match="(?s)before it was ready.*exit code 1.*Invalid repository ID or local directory") as caught, start_server(spec(tmp_path / "empty"), tmp_path / "e.log"):
         pytest.fail("the engine started without a model")
     assert caught.value.where == str(tmp_path / "e.log")
-
-
-def test_an_engine_ends_with_its_owner_even_if_the_owner_is_killed(target, tmp_path):
-    """The owner is killed while the engine still starts, and has no chance to clean up."""
-    program = (f"from tests.backends.test_vllm_server import spec, Path\nfrom raysd.backends.vllm_server import VllmServer\nimport time\n"
-               f"print(VllmServer(spec(Path({str(target)!r})), Path({str(tmp_path / 'k.log')!r}), {free_ports(1)[0]})._process.pid, flush=True)\ntime.sleep(60)")
-    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
-    group = int(owner.stdout.readline())
-    assert group_members(group)
-    time.sleep(1)
-    os.kill(owner.pid, signal.SIGKILL)
-    owner.wait()
-    deadline = time.monotonic() + 20
-    while group_members(group) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert group_members(group) == []

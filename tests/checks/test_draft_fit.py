@@ -12,8 +12,16 @@ from raysd.checks.draft_fit import check_draft_fit, identify_draft
 from raysd.errors import ExperimentError
 from raysd.target.shape import read_shape
 
-TARGET = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 256,
-          "max_position_embeddings": 512, "rope_theta": 10000.0}
+TARGET = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 512,
+    "rope_theta": 10000.0,
+}
 DRAFT = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64, "vocab_size": 256, "draft_vocab_size": 128}
 
 
@@ -29,15 +37,25 @@ def target(tmp_path: Path):
     return read_shape(write(tmp_path / "target", TARGET))
 
 
-@pytest.mark.parametrize("change", [{}, {"draft_vocab_size": None}, {"hidden_size": 32, "target_hidden_size": 64}],
-                         ids=["as trained", "whole vocabulary", "narrower than its target"])
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"draft_vocab_size": None}, {"hidden_size": 32, "target_hidden_size": 64}],
+    ids=["as trained", "whole vocabulary", "narrower than its target"],
+)
 def test_a_draft_of_this_target_fits(tmp_path: Path, target, change: dict[str, Any]):
     check_draft_fit(write(tmp_path / "draft", {**DRAFT, **change}), target)
 
 
-@pytest.mark.parametrize(("change", "words"), [({"hidden_size": 128}, "width 128"), ({"vocab_size": 300}, "vocab_size is 300"),
-                                               ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM, not one of"), ({"architectures": None}, "not named"),
-                                               ({"draft_vocab_size": 512}, "draft_vocab_size is 512")])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"hidden_size": 128}, "width 128"),
+        ({"vocab_size": 300}, "vocab_size is 300"),
+        ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM, not one of"),
+        ({"architectures": None}, "not named"),
+        ({"draft_vocab_size": 512}, "draft_vocab_size is 512"),
+    ],
+)
 def test_a_draft_of_another_target_is_refused(tmp_path: Path, target, change: dict[str, Any], words: str):
     draft = write(tmp_path / "draft", {**DRAFT, **change})
     with pytest.raises(ExperimentError, match=words) as caught:

@@ -4,7 +4,7 @@ import torch
 from tests.tiny_drafts import TARGET_VOCAB, conversation, small_draft
 
 from raysd.draft.batch import TargetHead, pack
-from raysd.draft.loss import unrolled_loss
+from raysd.draft.loss import SoftCrossEntropy, unrolled_loss
 
 
 def setup():
@@ -50,3 +50,16 @@ def test_the_loss_falls_when_a_draft_is_fitted_to_one_conversation():
         optimiser.zero_grad()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.7 * losses[0]
+
+
+def test_the_handwritten_gradient_is_autograds():
+    torch.manual_seed(1)
+    logits, wanted = torch.randn(6, 9, dtype=torch.float64, requires_grad=True), torch.rand(6, 9, dtype=torch.float64).softmax(-1)
+    expected = -(wanted * logits.log_softmax(-1)).sum(-1).mean()
+    (expected_gradient,) = torch.autograd.grad(2 * expected, logits)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = SoftCrossEntropy.apply(logits.float(), wanted.float())
+    single = logits.detach().float().requires_grad_()
+    (got_gradient,) = torch.autograd.grad(2 * SoftCrossEntropy.apply(single, wanted.float()), single)
+    torch.testing.assert_close(float(got.detach()), float(expected.detach()), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(got_gradient.double(), expected_gradient, rtol=1e-4, atol=1e-6)

@@ -13,14 +13,14 @@ import yaml
 
 from raysd.errors import StageError
 from raysd.quantization.audit import audit_draft
-from tests.tiny_models import tiny_llama
+from tests.tiny_models import chained_llama
 
 TOPICS = ["rain", "bread", "chess", "trains", "maps", "tea", "clocks", "rivers", "music", "stars", "glass", "sheep"]
 FORMS = ["Explain {} simply.", "List three facts about {}.", "Why do people like {}?", "Write two lines about {}."]
 
 
 def write_experiment(folder: Path) -> Path:
-    tiny_llama(folder / "target")
+    chained_llama(folder / "target")
     rows = []
     for i, topic in enumerate(TOPICS):
         split = {0: "choose", 1: "report"}.get(i, "train")

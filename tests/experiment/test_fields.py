@@ -50,7 +50,16 @@ def test_the_field_says_what_it_is(section: type[Section], name: str):
 
 
 def test_fields_that_say_where_it_runs_are_marked():
-    marked = {f"{section.__name__}.{name}" for section, name in FIELDS
-              if any(isinstance(mark, PlacementMark) for mark in section.model_fields[name].metadata)}
-    assert {"Experiment.store", "PromptsSection.path", "TargetSection.model", "EngineSettings.kv_cache_bytes", "StageResources.gpus"} <= marked
+    marked = {
+        f"{section.__name__}.{name}"
+        for section, name in FIELDS
+        if any(isinstance(mark, PlacementMark) for mark in section.model_fields[name].metadata)
+    }
+    assert {
+        "Experiment.store",
+        "PromptsSection.path",
+        "TargetSection.model",
+        "EngineSettings.kv_cache_bytes",
+        "StageResources.gpus",
+    } <= marked
     assert {"TrainSection.lr", "SweepSection.k", "TargetSection.dtype"}.isdisjoint(marked)

@@ -31,7 +31,12 @@ BAD = [  # the change to the file, the field that the message names, words of th
     ("unknown arm", ("quantize: {}", "quantize: {}\nsweep: {arms: [none, int4]}"), "sweep.arms.1", "'int4'"),
     ("no baseline", ("quantize: {}", "quantize: {}\nsweep: {arms: [bf16]}"), "sweep.arms", "`none`"),
     ("unknown stage", ("quantize: {}", "quantize: {}\nhardware: {resources: {trian: {gpus: 1}}}"), "hardware.resources.trian", "'trian'"),
-    ("unknown resource", ("quantize: {}", "quantize: {}\nhardware: {resources: {train: {gpu: 1}}}"), "hardware.resources.train.gpu", "unknown key `gpu`"),
+    (
+        "unknown resource",
+        ("quantize: {}", "quantize: {}\nhardware: {resources: {train: {gpu: 1}}}"),
+        "hardware.resources.train.gpu",
+        "unknown key `gpu`",
+    ),
     ("fp8 without quantize", ("quantize: {}", ""), "sweep.arms", "no quantize section"),
     ("train without capture", ("capture: {}", "sweep: {arms: [none]}"), "train", "nothing to learn from"),
     ("bf16 without train", ("train: {lr: 1e-3}\nquantize: {}", "sweep: {arms: [none, bf16]}"), "train", "is missing"),
@@ -42,8 +47,13 @@ BAD = [  # the change to the file, the field that the message names, words of th
     ("a store in a bucket", ("store: runs", "store: s3://bucket/x"), "store", "not a folder"),
 ]
 
-NO_YAML = [("key twice", GOOD + "name: other\n", "twice"), ("broken", "name: [", "not valid YAML"), ("a list", "- a\n", "list"), ("empty", "", "NoneType"),
-           ("no such date", GOOD.replace("name: tiny", "name: 2026-13-45"), "not valid YAML")]
+NO_YAML = [
+    ("key twice", GOOD + "name: other\n", "twice"),
+    ("broken", "name: [", "not valid YAML"),
+    ("a list", "- a\n", "list"),
+    ("empty", "", "NoneType"),
+    ("no such date", GOOD.replace("name: tiny", "name: 2026-13-45"), "not valid YAML"),
+]
 
 
 @pytest.mark.parametrize(("change", "field", "words"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
@@ -106,9 +116,14 @@ def test_numbers_are_read_as_yaml_1_2_writes_them(tmp_path: Path):
     assert load_experiment(path).train.lr == 0.001
 
 
-def test_the_resolved_experiment_reads_back_equal(tmp_path: Path, write_experiment: Callable[..., Path], experiment_document: dict[str, Any]):
-    for changes in ({}, {"capture": None, "train": None, "quantize": None, "sweep": {"arms": ["none"]}},
-                    {"capture": None, "train": None, "draft": {"checkpoint": "draft"}, "hardware": {"resources": {"sweep": {"gpus": 2}}}}):
+def test_the_resolved_experiment_reads_back_equal(
+    tmp_path: Path, write_experiment: Callable[..., Path], experiment_document: dict[str, Any]
+):
+    for changes in (
+        {},
+        {"capture": None, "train": None, "quantize": None, "sweep": {"arms": ["none"]}},
+        {"capture": None, "train": None, "draft": {"checkpoint": "draft"}, "hardware": {"resources": {"sweep": {"gpus": 2}}}},
+    ):
         experiment = load_experiment(write_experiment(**changes))
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir(exist_ok=True)

@@ -8,7 +8,8 @@ from raysd.pipeline.display import LiveDisplay, PlainDisplay, describe, open_dis
 
 
 def test_a_line_says_how_far_it_is_and_with_which_units():
-    assert describe("answering prompts", 128, 1032, "prompts", {"output_tok_s": 673.04}) == "answering prompts 128/1032 prompts (12 %), output_tok_s 673".replace(" %", "%")
+    assert describe("answering", 128, 1032, "prompts", {"output_tok_s": 673.04}) == "answering 128/1,032 prompts (12%), output_tok_s 673"
+    assert describe("reading", 1234567, 2.5e6, "tokens", {}) == "reading 1,234,567/2,500,000 tokens (49%)"
     assert describe("loading", None, None, "", {}) == "loading"
     assert describe("training", 7, None, "steps", {"loss": 1.23456}) == "training 7 steps, loss 1.235"
     assert describe("waiting", 0, 0, "", {}) == "waiting 0"

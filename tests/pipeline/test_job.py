@@ -94,11 +94,15 @@ def test_a_missing_input_is_an_error_before_the_stage_starts(run, capsys):
     assert "no sweep artifact" in error.error["what"] and "run the stage sweep first" in error.error["fix"]
 
 
-@pytest.mark.parametrize(("error", "exit_code", "words"), [
-    (ExperimentError(what="k is 9", where="sweep.k", fix="use 1 to 8"), 64, "k is 9"),
-    (TryAgainError(what="the hub is down", where="target.model", fix="wait"), 75, "the hub is down"),
-    (ValueError("seven"), 1, "ValueError: seven"),
-    (OSError(28, "No space left on device", "/store/x"), 1, "disk is full")])
+@pytest.mark.parametrize(
+    ("error", "exit_code", "words"),
+    [
+        (ExperimentError(what="k is 9", where="sweep.k", fix="use 1 to 8"), 64, "k is 9"),
+        (TryAgainError(what="the hub is down", where="target.model", fix="wait"), 75, "the hub is down"),
+        (ValueError("seven"), 1, "ValueError: seven"),
+        (OSError(28, "No space left on device", "/store/x"), 1, "disk is full"),
+    ],
+)
 def test_a_failure_is_told_and_leaves_no_result(run, store, capsys, error: Exception, exit_code: int, words: str):
     def sweep(stage_run: StageRun) -> dict[str, Any]:
         (stage_run.work / "kept.txt").write_text("unfinished work")
@@ -124,11 +128,16 @@ def test_a_stage_that_the_experiment_does_not_have_is_refused(run, capsys):
     assert "no stage train" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("environment", "left"), [
-    ({"OMP_NUM_THREADS": "1", "RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {}, "metadata": {}}'}, None),
-    ({"OMP_NUM_THREADS": "1", "RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}'}, "1"),
-    ({"OMP_NUM_THREADS": "8", "RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {}}'}, "8"),
-    ({"OMP_NUM_THREADS": "1"}, "1")], ids=["set by Ray", "asked for", "cores reserved", "no Ray job"])
+@pytest.mark.parametrize(
+    ("environment", "left"),
+    [
+        ({"OMP_NUM_THREADS": "1", "RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {}, "metadata": {}}'}, None),
+        ({"OMP_NUM_THREADS": "1", "RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}'}, "1"),
+        ({"OMP_NUM_THREADS": "8", "RAY_JOB_CONFIG_JSON_ENV_VAR": '{"runtime_env": {}}'}, "8"),
+        ({"OMP_NUM_THREADS": "1"}, "1"),
+    ],
+    ids=["set by Ray", "asked for", "cores reserved", "no Ray job"],
+)
 def test_rays_own_thread_limit_is_lifted_and_no_other(environment: dict[str, str], left: str | None):
     job.lift_thread_limit(environment)
     assert environment.get("OMP_NUM_THREADS") == left
@@ -151,8 +160,13 @@ raise SystemExit(main("sweep", lambda: {"sweep": sweep}, sys.argv[1:-1]))
 
 
 def test_sigterm_lets_the_stage_clear_up(spec: Path, tmp_path: Path, store: LocalStore):
-    process = subprocess.Popen([sys.executable, "-c", WAITING, "--experiment", str(spec), "--store", str(tmp_path / "store"), str(tmp_path / "x")],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAITING, "--experiment", str(spec), "--store", str(tmp_path / "store"), str(tmp_path / "x")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
     try:
         while '"waiting"' not in process.stdout.readline():
             assert process.poll() is None

@@ -27,9 +27,26 @@ def planned(write_experiment: Callable[..., Path], store: LocalStore) -> Callabl
 def publish(store: LocalStore, stage: Stage, ended: str = "2026-01-01T00:00:00+00:00") -> None:
     out = store.work(stage.key) / "out"
     out.mkdir()
-    store.publish(stage.key, out, Record(
-        experiment=stage.experiment, stage=stage.name, fingerprint=stage.fingerprint, identity=stage.identity, section={}, code_version="0", packages={}, host={},
-        metrics={}, started=ended, ended=ended, elapsed_s=1.0, attempt=1, files={}))
+    store.publish(
+        stage.key,
+        out,
+        Record(
+            experiment=stage.experiment,
+            stage=stage.name,
+            fingerprint=stage.fingerprint,
+            identity=stage.identity,
+            section={},
+            code_version="0",
+            packages={},
+            host={},
+            metrics={},
+            started=ended,
+            ended=ended,
+            elapsed_s=1.0,
+            attempt=1,
+            files={},
+        ),
+    )
 
 
 def test_an_empty_store_means_that_all_has_to_run(planned, store):

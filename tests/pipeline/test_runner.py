@@ -32,7 +32,14 @@ def failed(exit_code: int) -> JobOutcome:
 class ScriptedCluster:
     """Ends each job as the script says; a job that ends well leaves its record, as `raysd.pipeline.job` would."""
 
-    def __init__(self, store: LocalStore, stages: dict[str, Stage], script: list[JobOutcome], lines: tuple[str, ...] = ("hello",), leaves_record: bool = True) -> None:
+    def __init__(
+        self,
+        store: LocalStore,
+        stages: dict[str, Stage],
+        script: list[JobOutcome],
+        lines: tuple[str, ...] = ("hello",),
+        leaves_record: bool = True,
+    ) -> None:
         self.store, self.stages, self.script, self.lines, self.leaves_record = store, stages, list(script), lines, leaves_record
         self.submitted: list[Job] = []
         self.stopped: list[str] = []
@@ -61,8 +68,26 @@ def publish(store: LocalStore, stage: Stage) -> None:
     out = store.work(stage.key) / "out"
     out.mkdir()
     at = "2026-01-01T00:00:00+00:00"
-    store.publish(stage.key, out, Record(experiment=stage.experiment, stage=stage.name, fingerprint=stage.fingerprint, identity=stage.identity, section={},
-                                         code_version="0", packages={}, host={}, metrics={}, started=at, ended=at, elapsed_s=1.0, attempt=1, files={}))
+    store.publish(
+        stage.key,
+        out,
+        Record(
+            experiment=stage.experiment,
+            stage=stage.name,
+            fingerprint=stage.fingerprint,
+            identity=stage.identity,
+            section={},
+            code_version="0",
+            packages={},
+            host={},
+            metrics={},
+            started=at,
+            ended=at,
+            elapsed_s=1.0,
+            attempt=1,
+            files={},
+        ),
+    )
 
 
 class Bench:

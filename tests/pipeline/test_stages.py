@@ -24,32 +24,59 @@ def stages(tmp_path: Path, write_experiment: Callable[..., Path]) -> Callable[..
     return lambda **changes: {stage.name: stage for stage in stages_of(load_experiment(write_experiment(**changes)))}
 
 
-@pytest.mark.parametrize(("changes", "expected"), [
-    ({}, {"capture": (), "train": ("capture",), "quantize": ("train",), "sweep": ("train", "quantize"), "report": ("capture", "train", "quantize", "sweep")}),
-    ({"sweep": {"arms": ["none", "bf16"]}, "quantize": None}, {"capture": (), "train": ("capture",), "sweep": ("train",), "report": ("capture", "train", "sweep")}),
-    ({"sweep": {"arms": ["none", "fp8"]}},
-     {"capture": (), "train": ("capture",), "quantize": ("train",), "sweep": ("quantize",), "report": ("capture", "train", "quantize", "sweep")}),
-    ({"sweep": {"arms": ["none"]}, "capture": None, "train": None, "quantize": None}, {"sweep": (), "report": ("sweep",)}),
-    (DRAFT, {"quantize": (), "sweep": ("quantize",), "report": ("quantize", "sweep")}),
-    ({**DRAFT, "quantize": None, "sweep": {"arms": ["none", "bf16"]}}, {"sweep": (), "report": ("sweep",)}),
-], ids=["all arms", "bf16 only", "fp8 only", "none only", "finished draft", "finished draft, bf16 only"])
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {},
+            {
+                "capture": (),
+                "train": ("capture",),
+                "quantize": ("train",),
+                "sweep": ("train", "quantize"),
+                "report": ("capture", "train", "quantize", "sweep"),
+            },
+        ),
+        (
+            {"sweep": {"arms": ["none", "bf16"]}, "quantize": None},
+            {"capture": (), "train": ("capture",), "sweep": ("train",), "report": ("capture", "train", "sweep")},
+        ),
+        (
+            {"sweep": {"arms": ["none", "fp8"]}},
+            {
+                "capture": (),
+                "train": ("capture",),
+                "quantize": ("train",),
+                "sweep": ("quantize",),
+                "report": ("capture", "train", "quantize", "sweep"),
+            },
+        ),
+        ({"sweep": {"arms": ["none"]}, "capture": None, "train": None, "quantize": None}, {"sweep": (), "report": ("sweep",)}),
+        (DRAFT, {"quantize": (), "sweep": ("quantize",), "report": ("quantize", "sweep")}),
+        ({**DRAFT, "quantize": None, "sweep": {"arms": ["none", "bf16"]}}, {"sweep": (), "report": ("sweep",)}),
+    ],
+    ids=["all arms", "bf16 only", "fp8 only", "none only", "finished draft", "finished draft, bf16 only"],
+)
 def test_only_the_stages_that_are_needed_are_there(stages, changes: dict[str, Any], expected: dict[str, tuple[str, ...]]):
     assert {name: stage.inputs for name, stage in stages(**changes).items()} == expected
 
 
-@pytest.mark.parametrize(("changes", "anew"), [
-    ({"capture": {"max_tokens": 99}}, {"capture", "train", "quantize", "sweep", "report"}),
-    ({"draft": {"aux_layers": [1, 2]}}, {"capture", "train", "quantize", "sweep", "report"}),
-    ({"target": {"model": "./target", "max_model_len": 256, "dtype": "float32"}}, {"capture", "train", "quantize", "sweep", "report"}),
-    ({"train": {"lr": 0.0005}}, {"train", "quantize", "sweep", "report"}),
-    ({"draft": {"vocab_size": 64}}, {"train", "quantize", "sweep", "report"}),
-    ({"quantize": {"exclude": ["lm_head"]}}, {"quantize", "sweep", "report"}),
-    ({"sweep": {"k": [2]}}, {"sweep", "report"}),
-    ({"hardware": {"name": "mi355x"}}, {"sweep", "report"}),
-    ({"store": "elsewhere"}, set()),
-    ({"capture": {"concurrency": 3}, "train": {"threads": 1}, "hardware": {"resources": {"train": {"cpus": 1}}}}, set()),
-    ({"sweep": {"engine": {"kv_cache_bytes": 2**28}}}, set()),
-])
+@pytest.mark.parametrize(
+    ("changes", "anew"),
+    [
+        ({"capture": {"max_tokens": 99}}, {"capture", "train", "quantize", "sweep", "report"}),
+        ({"draft": {"aux_layers": [1, 2]}}, {"capture", "train", "quantize", "sweep", "report"}),
+        ({"target": {"model": "./target", "max_model_len": 256, "dtype": "float32"}}, {"capture", "train", "quantize", "sweep", "report"}),
+        ({"train": {"lr": 0.0005}}, {"train", "quantize", "sweep", "report"}),
+        ({"draft": {"vocab_size": 64}}, {"train", "quantize", "sweep", "report"}),
+        ({"quantize": {"exclude": ["lm_head"]}}, {"quantize", "sweep", "report"}),
+        ({"sweep": {"k": [2]}}, {"sweep", "report"}),
+        ({"hardware": {"name": "mi355x"}}, {"sweep", "report"}),
+        ({"store": "elsewhere"}, set()),
+        ({"capture": {"concurrency": 3}, "train": {"threads": 1}, "hardware": {"resources": {"train": {"cpus": 1}}}}, set()),
+        ({"sweep": {"engine": {"kv_cache_bytes": 2**28}}}, set()),
+    ],
+)
 def test_a_change_makes_anew_what_it_changes_and_no_more(stages, changes: dict[str, Any], anew: set[str]):
     before, after = stages(), stages(**changes)
     assert {name for name in before if before[name].fingerprint != after[name].fingerprint} == anew

@@ -14,18 +14,38 @@ from raysd.pipeline.stages import Stage
 from raysd.pipeline.summary import render, summarize
 
 METRICS: dict[str, dict[str, Any]] = {
-    "sweep": {"acceptance": {"bf16": {"acceptance_length": 1.8312}, "fp8": {"acceptance_length": 1.8290}},
-              "lossless": {"bf16": {"equal": 28, "near_tie": 20, "broken": 0}}},
-    "report": {"speedup": {"bf16": {"1": 1.321, "2": None}}, "speedup_ci": {"bf16": {"1": [1.25, 1.39], "2": None}}}}
+    "sweep": {
+        "acceptance": {"bf16": {"acceptance_length": 1.8312}, "fp8": {"acceptance_length": 1.8290}},
+        "lossless": {"bf16": {"equal": 28, "near_tie": 20, "broken": 0}},
+    },
+    "report": {"speedup": {"bf16": {"1": 1.321, "2": None}}, "speedup_ci": {"bf16": {"1": [1.25, 1.39], "2": None}}},
+}
 
 
 def publish(store: LocalStore, stage: Stage) -> None:
     out = store.work(stage.key) / "out"
     out.mkdir()
     at = "2026-01-01T00:00:00+00:00"
-    store.publish(stage.key, out, Record(experiment=stage.experiment, stage=stage.name, fingerprint=stage.fingerprint, identity=stage.identity, section={},
-                                         code_version="0", packages={}, host={}, metrics=METRICS.get(stage.name, {}), started=at, ended=at, elapsed_s=1.0,
-                                         attempt=1, files={}))
+    store.publish(
+        stage.key,
+        out,
+        Record(
+            experiment=stage.experiment,
+            stage=stage.name,
+            fingerprint=stage.fingerprint,
+            identity=stage.identity,
+            section={},
+            code_version="0",
+            packages={},
+            host={},
+            metrics=METRICS.get(stage.name, {}),
+            started=at,
+            ended=at,
+            elapsed_s=1.0,
+            attempt=1,
+            files={},
+        ),
+    )
 
 
 def outcome_of(spec: Path, store: LocalStore, done: int) -> RunOutcome:
@@ -33,7 +53,9 @@ def outcome_of(spec: Path, store: LocalStore, done: int) -> RunOutcome:
     for number, stage in enumerate(stages_of(load_experiment(spec))):
         if number < done:
             publish(store, stage)
-        results.append(StageResult(stage, "done", 61.04, store.folder(stage.key)) if number < done else StageResult(stage, "blocked", 0, None))
+        results.append(
+            StageResult(stage, "done", 61.04, store.folder(stage.key)) if number < done else StageResult(stage, "blocked", 0, None)
+        )
     return RunOutcome(results, None)
 
 

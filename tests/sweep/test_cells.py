@@ -1,0 +1,45 @@
+from collections import Counter
+
+from raysd.experiment.sweep import EngineSettings, SweepSection, Workload
+from raysd.sweep.cells import Cell, cell_prompts, plan_cells, plan_engines
+
+
+def section(**values) -> SweepSection:
+    return SweepSection(**{"concurrency": [1, 4], "engine": EngineSettings(max_num_seqs=8)} | values)
+
+
+def test_blocks_go_forth_and_back_and_arms_take_turns_within_them():
+    cells = plan_cells(section(concurrency=[1]))
+    assert [cell.arm for cell in cells] == ["none", "bf16", "fp8", "fp8", "bf16", "none", "none", "bf16", "fp8"]
+    assert [cell.block for cell in cells] == [0] * 3 + [1] * 3 + [2] * 3
+    assert [(cell.arm, cell.concurrency) for cell in plan_cells(section())[:6]] == [(arm, c) for c in (1, 4) for arm in ("none", "bf16", "fp8")]
+
+
+def test_every_cell_is_planned_once_and_an_arm_may_run_at_fewer_concurrencies():
+    workloads = [Workload(name="short", osl=16), Workload(name="long", osl=64)]
+    cells = plan_cells(section(arm_concurrency={"fp8": [4]}, k=[3, 1], workloads=workloads, requests_per_slot=5))
+    assert len({str(cell.identity()) for cell in cells}) == len(cells)
+    # 3 blocks x 2 workloads: the baseline once a concurrency, bf16 for both k, fp8 for both k at one concurrency
+    assert Counter(cell.arm for cell in cells) == {"none": 12, "bf16": 24, "fp8": 12}
+    assert all((cell.k is None) == (cell.arm == "none") for cell in cells)
+    assert {cell.osl for cell in cells if cell.workload == "long"} == {64}
+    assert {cell.requests for cell in cells if cell.concurrency == 4} == {20}
+
+
+def test_the_baseline_needs_one_engine_whatever_the_ks():
+    assert plan_engines(section(k=[3, 1], arms=["none", "bf16"])) == [("none", None), ("bf16", 3), ("bf16", 1)]
+
+
+def cell(**values) -> Cell:
+    return Cell(**{"arm": "none", "workload": "report", "isl": None, "osl": 8, "concurrency": 2, "k": None, "block": 0, "requests": 4} | values)
+
+
+def test_prompts_are_the_same_across_arms_and_others_in_every_block():
+    prompts = list("abcdefghij")
+    assert cell_prompts(prompts, cell()) == cell_prompts(prompts, cell(arm="bf16", k=3)) == list("abcd")
+    assert cell_prompts(prompts, cell(block=1)) == list("efgh")
+    assert cell_prompts(prompts, cell(block=2)) == list("ijab"), "from the start again when they run out"
+
+
+def test_more_requests_than_prompts_wrap_around():
+    assert cell_prompts(["a", "b", "c"], cell(requests=8)) == list("abcabcab")

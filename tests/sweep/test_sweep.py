@@ -1,0 +1,172 @@
+"""The stage against two real vLLM engines: a tiny random target, alone and with a random draft."""
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+
+from raysd.artifacts.stage import StageRun
+from raysd.backends.vllm_server import start_servers
+from raysd.errors import EngineError, StageError
+from raysd.experiment import Experiment
+from raysd.experiment.draft import DraftSection
+from raysd.prompts.prompt_set import load_prompts
+from raysd.sweep.engine import engine_spec
+from raysd.sweep.lossless import served_gap
+from raysd.sweep.served import make_served_acceptance
+from raysd.sweep.sweep import draft_folder, sweep
+from raysd.target import load_tokenizer
+from tests.tiny_models import tiny_llama
+
+CELLS, REQUESTS = 12, 36  # 2 arms x concurrency 1 and 2 x 3 blocks, 2 requests a slot
+
+
+@dataclass
+class Engines:
+    experiment: Experiment
+    target: Path
+    none: object
+    bf16: object
+
+    @contextlib.contextmanager
+    def start(self, spec, log_path):
+        """A StartServer that hands out the engines that are already up; their life is tested in tests/backends."""
+        yield self.none if spec.draft is None else self.bf16
+
+
+def tiny_draft(folder: Path, target: Path) -> Path:
+    """A draft with random weights that proposes the target's first 384 tokens."""
+    import torch
+
+    from raysd.draft.checkpoint import save_draft
+    from raysd.draft.model import Eagle3Draft
+    from raysd.draft.shape import draft_shape
+    from raysd.target import read_shape
+
+    shape = draft_shape(DraftSection(vocab_size=384, aux_layers=[1, 2, 3]), read_shape(target))
+    torch.manual_seed(0)
+    save_draft(Eagle3Draft(shape, torch.randn(shape.target_vocab_size, shape.hidden_size), torch.arange(shape.vocab_size)), folder, torch.bfloat16)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweep")
+    target = tiny_llama(folder / "target")
+    draft = tiny_draft(folder / "draft", target)
+    rows = [{"id": f"q{index}", "topic": "t", "split": "report", "prompt": f"bado {index} kela"} for index in range(5)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    experiment = Experiment.model_validate({
+        "name": "tiny", "target": {"model": str(target), "max_model_len": 256}, "prompts": {"path": str(folder / "prompts.jsonl")},
+        "draft": {"checkpoint": str(draft)},
+        "sweep": {"arms": ["none", "bf16"], "concurrency": [1, 2], "k": [2], "requests_per_slot": 2, "workloads": [{"osl": 12}],
+                  "engine": {"max_num_seqs": 4, "enforce_eager": True, "kv_cache_bytes": 2**26, "start_timeout_s": 300}}})
+    specs = [engine_spec(experiment, target, None, None), engine_spec(experiment, target, draft, 2)]
+    with start_servers([(spec, folder / f"{index}.log") for index, spec in enumerate(specs)]) as servers:
+        yield Engines(experiment, target, *servers)
+
+
+def stage_run(experiment: Experiment, folder: Path, progress=lambda *doing, **figures: None, inputs=None) -> StageRun:
+    for name in ("work", "out"):
+        (folder / name).mkdir(exist_ok=True)
+    return StageRun(experiment, inputs or {}, folder / "work", folder / "out", progress)
+
+
+def test_a_sweep_that_was_killed_goes_on_where_it_was(engines, tmp_path):
+    measured = []
+
+    def dies_at_the_sixth_cell(doing, *progress, **figures):
+        if "block" in doing:
+            measured.append(doing)
+        if len(measured) == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(stage_run(engines.experiment, tmp_path, dies_at_the_sixth_cell), engines.start)
+    assert not list((tmp_path / "out").glob("*.parquet"))
+    told = []
+    metrics = sweep(stage_run(engines.experiment, tmp_path, lambda doing, *progress, **figures: told.append(doing)), engines.start)
+    again = [doing for doing in told if "block" in doing]
+    assert len(again) == CELLS - 5 and not set(again) & set(measured[:5])
+    assert not [doing for doing in told if "answers the" in doing]
+    check(metrics, tmp_path / "out", {None: engines.none, 2: engines.bf16})
+
+
+def check(metrics: dict, out: Path, servers: dict) -> None:
+    json.dumps(metrics)
+    assert metrics["cells"] == metrics["valid_cells"] == CELLS
+    assert metrics["lossless"]["bf16"]["broken"] == 0 and sum(metrics["lossless"]["bf16"].values()) == 5
+    assert metrics["acceptance"]["bf16"]["k"] == 2 and 1 <= metrics["acceptance"]["bf16"]["acceptance_length"] <= 3
+    cells = pyarrow.parquet.read_table(out / "cells.parquet").to_pylist()
+    assert [cell["order"] for cell in cells] == list(range(CELLS))
+    for cell in cells:
+        assert cell["requests"] == 2 * cell["concurrency"] and cell["failures"] == 0 and cell["valid"] and cell["invalid_reasons"] == []
+        assert cell["output_tok_s"] > 0 and cell["window_output_tok_s"] > 0 and cell["ttft_ms_p50"] > 0 and cell["schema_version"] == 1
+        if cell["arm"] == "none":
+            assert cell["k"] is None and cell["drafts"] == 0 and cell["acceptance_length"] is None
+        else:
+            assert cell["k"] == 2 and cell["draft_tokens"] == 2 * cell["drafts"] > 0 and sum(cell["per_position"]) == cell["accepted"]
+            # every answer starts with a token of the prefill; each verify step then adds its accepted tokens and one of its own
+            assert abs(cell["drafts"] + cell["accepted"] + cell["requests"] - cell["output_tokens"]) <= 3 * cell["requests"]
+    requests = pyarrow.parquet.read_table(out / "requests.parquet").to_pylist()
+    assert len(requests) == REQUESTS
+    for request in requests:
+        assert sum(request["chunk_tokens"]) == request["output_tokens"] <= 12 and request["dispatched_ms"] <= request["chunk_ms"][0] <= request["ended_ms"]
+    by_block = {(row["block"], row["concurrency"], row["arm"]): [] for row in requests}
+    for row in requests:
+        by_block[row["block"], row["concurrency"], row["arm"]].append(row["prompt_id"])
+    assert all(by_block[block, c, "none"] == by_block[block, c, "bf16"] for block in range(3) for c in (1, 2))
+    assert by_block[0, 1, "none"] != by_block[1, 1, "none"]
+    answers = pyarrow.parquet.read_table(out / "answers.parquet").to_pylist()
+    assert {(row["arm"], row["k"], row["prompt_id"]) for row in answers} == {(arm, k, f"q{i}") for arm, k in (("none", None), ("bf16", 2)) for i in range(5)}
+    assert pyarrow.parquet.read_table(out / "lossless.parquet").num_rows == 5 and pyarrow.parquet.read_table(out / "acceptance.parquet").num_rows == 1
+    assert json.loads((out / "provenance.json").read_text())["engines"]["bf16-k2"]["command"] == servers[2].command
+
+
+def test_the_gap_is_what_the_target_says(engines):
+    """Against the log-probabilities that transformers computes from the same weights."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(engines.target, dtype=torch.bfloat16)
+    prompt = [1, 40, 41, 42, 43]
+    logprobs = torch.log_softmax(model(torch.tensor([prompt])).logits[0, -1].float(), -1)
+    likely, unlikely = logprobs.argmax().item(), logprobs.argmin().item()
+    gap = served_gap(engines.none.base_url, engines.none.model)
+    assert gap(prompt, likely, likely) == 0
+    assert gap(prompt, likely, unlikely) == pytest.approx((logprobs[likely] - logprobs[unlikely]).item(), abs=0.5)
+    assert gap(prompt, likely, unlikely) > 2
+
+
+def test_served_acceptance_counts_what_the_engine_counted(engines, tmp_path):
+    experiment = engines.experiment
+    prompts = load_prompts(experiment.prompts).split("report")
+    served = make_served_acceptance(experiment, engines.target, load_tokenizer(engines.target, experiment.target), engines.start, tmp_path, lambda *doing, **figures: None, 16)
+    before = engines.bf16.acceptance()
+    counts = served(experiment.draft.checkpoint, prompts, 2)
+    assert counts == engines.bf16.acceptance() - before
+    assert counts.draft_tokens == 2 * counts.drafts > 0 and counts.accepted == sum(counts.per_position)
+
+
+def test_an_engine_that_never_drafts_is_found_before_the_cells(engines, tmp_path):
+    """The baseline handed out in the place of the draft's engine: its numbers would be a lie."""
+
+    @contextlib.contextmanager
+    def only_the_baseline(spec, log_path):
+        yield engines.none
+
+    with pytest.raises(EngineError, match="bf16-k2 answered 5 prompts and counted no draft"):
+        sweep(stage_run(engines.experiment, tmp_path), only_the_baseline)
+    assert not (tmp_path / "work" / "cells").exists()
+
+
+def test_an_arm_without_its_draft_is_an_error_that_names_the_stage(engines, tmp_path):
+    run = stage_run(engines.experiment.model_copy(update={"draft": DraftSection()}), tmp_path)
+    assert draft_folder(run, "none") is None
+    with pytest.raises(StageError, match="the arm bf16 has no draft: the stage train"):
+        draft_folder(run, "bf16")
+    with pytest.raises(StageError, match="holds no draft"):
+        draft_folder(stage_run(run.experiment, tmp_path, inputs={"quantize": tmp_path}), "fp8")
