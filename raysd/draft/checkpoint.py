@@ -32,7 +32,7 @@ def draft_config(shape: DraftShape, dtype: str = "bfloat16") -> Any:
 
 
 def save_draft(draft: Eagle3Draft, folder: Path, dtype: torch.dtype) -> None:
-    """Writes config.json and model.safetensors: weights in the served dtype, `d2t` offsets, `t2d` mask; no embedding, which vLLM takes from the target."""
+    """Writes config.json and model.safetensors: weights in the served dtype, `d2t` offsets and `t2d` mask for a reduced vocabulary; no embedding, which vLLM takes from the target."""
     import torch
     from safetensors.torch import save_file
 
@@ -40,9 +40,10 @@ def save_draft(draft: Eagle3Draft, folder: Path, dtype: torch.dtype) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in draft.state_dict().items()}
-    vocabulary = draft.draft_to_target.cpu()
-    tensors["d2t"] = offsets(vocabulary)
-    tensors["t2d"] = torch.zeros(draft.shape.target_vocab_size, dtype=torch.bool).index_fill(0, vocabulary, True)
+    if draft.shape.vocab_size < draft.shape.target_vocab_size:  # vLLM 0.32 refuses a `d2t` beside the whole vocabulary
+        vocabulary = draft.draft_to_target.cpu()
+        tensors["d2t"] = offsets(vocabulary)
+        tensors["t2d"] = torch.zeros(draft.shape.target_vocab_size, dtype=torch.bool).index_fill(0, vocabulary, True)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     config = draft_config(draft.shape, str(dtype).removeprefix("torch."))
     (folder / "config.json").write_text(json.dumps(json.loads(config.to_json_string(use_diff=False)), indent=1), encoding="utf-8")
