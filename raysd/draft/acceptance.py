@@ -42,7 +42,7 @@ class AcceptanceCounts:
         width = max(len(self.per_position), len(other.per_position))
         mine, theirs = (counts + (0,) * (width - len(counts)) for counts in (self.per_position, other.per_position))
         return AcceptanceCounts(self.drafts + sign * other.drafts, self.draft_tokens + sign * other.draft_tokens, self.accepted + sign * other.accepted,
-                                tuple(a + sign * b for a, b in zip(mine, theirs)))
+                                tuple(a + sign * b for a, b in zip(mine, theirs, strict=True)))
 
     def as_metrics(self) -> dict[str, Any]:
         """The raw counts and the acceptance length, JSON-ready."""

@@ -25,8 +25,15 @@ class Batch:
     """[M, H] the target's last hidden state at t + 1, un-normed: it decides token t + 2."""
 
 
-def pack(conversations: Sequence[Conversation], steps: int, device: torch.device | str = "cpu") -> Batch:
-    """Rows t = 0 .. T - 2 of each conversation; asked are those that vLLM would draft from: t >= prompt_tokens - 1, where the token after t is an answer's."""
+ROW_BUCKET = 64
+"""Training rounds the rows of a batch up to this: oneDNN builds a kernel for each shape it meets, and thousands of shapes halve the speed on CPU."""
+
+
+def pack(conversations: Sequence[Conversation], steps: int, device: torch.device | str = "cpu", row_bucket: int = 1) -> Batch:
+    """Rows t = 0 .. T - 2 of each conversation; asked are those that vLLM would draft from: t >= prompt_tokens - 1, where the token after t is an answer's.
+
+    With a row_bucket, rows without a known token follow as one more conversation, so that N and M are multiples of it.
+    """
     features, tokens, positions, counts, asked, ahead, known, last = [], [], [], [], [], [], [], []
     for c in conversations:
         count = len(c.token_ids) - 2
@@ -42,6 +49,17 @@ def pack(conversations: Sequence[Conversation], steps: int, device: torch.device
         known.append(index < len(c.token_ids))
         ahead.append(c.token_ids[index.clamp(max=len(c.token_ids) - 1)])
         last.append(c.states_TLH[first + 1:count + 1, -1])
+    idle_asked = -sum(asked) % row_bucket
+    idle = idle_asked + (-(sum(counts) + idle_asked) % row_bucket)
+    if idle:
+        features.append(features[0].new_zeros(idle, features[0].shape[1]))
+        tokens.append(tokens[0].new_zeros(idle))
+        positions.append(torch.arange(idle))
+        counts.append(idle)
+        asked.append(idle_asked)
+        ahead.append(ahead[0].new_zeros(steps + 1, idle_asked))
+        known.append(known[0].new_zeros(steps + 1, idle_asked))
+        last.append(last[0].new_zeros(idle_asked, last[0].shape[1]))
     rows = Rows(torch.cat(features).to(device), torch.cat(tokens).to(device), torch.cat(positions).to(device), counts, asked)
     return Batch(rows, torch.cat(ahead, dim=1).to(device), torch.cat(known, dim=1).to(device), torch.cat(last).to(device))
 

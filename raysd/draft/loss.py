@@ -20,24 +20,24 @@ class StepLosses:
 
 
 class SoftCrossEntropy(torch.autograd.Function):
-    """Mean over rows of the cross-entropy of logits [R, V] against probabilities [R, V], in nat.
+    """Weighted sum over rows of the cross-entropy of logits [R, V] against probabilities [R, V], in nat; weights [R].
 
     By hand, because rows times vocabulary is the largest tensor of a step: softmax - wanted is the whole gradient, computed in place while the
     forward pass still holds the softmax, instead of kept and gone over four more times by autograd.
     """
 
     @staticmethod
-    def forward(ctx, logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    def forward(ctx, logits: torch.Tensor, wanted: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         log_guessed = torch.log_softmax(logits.float(), dim=-1)
-        with torch.autocast(logits.device.type, enabled=False):  # which would round both to bf16 and the loss to three digits
-            loss = -torch.linalg.vecdot(wanted, log_guessed).mean()
-        ctx.save_for_backward(log_guessed.exp_().sub_(wanted).div_(len(logits)).to(logits.dtype))
+        with torch.autocast(logits.device.type, enabled=False):  # which would round to bf16, and the loss to three digits
+            loss = -(torch.linalg.vecdot(wanted, log_guessed) * weights).sum()
+        ctx.save_for_backward(log_guessed.exp_().sub_(wanted).mul_(weights[:, None]).to(logits.dtype))
         return loss
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient * grad.to(gradient.dtype), None
+        return gradient * grad.to(gradient.dtype), None, None
 
 
 def unrolled_loss(draft: Eagle3Draft, batch: Batch, target: TargetHead, token_to_draft: torch.Tensor, ttt_steps: int, ttt_decay: float) -> StepLosses:
@@ -54,12 +54,8 @@ def unrolled_loss(draft: Eagle3Draft, batch: Batch, target: TargetHead, token_to
         if step:
             normed, unrolling = draft.next(batch.rows, unrolling, batch.ahead_SM[step])
         counted = batch.known_SM[step + 1] & (token_to_draft[batch.ahead_SM[step + 1]] >= 0)
-        index = counted.nonzero()[:, 0]
-        if len(index) == 0:
-            per_step.append(float("nan"))
-            continue
-        wanted = shifted(batch.rows, soft_MV, step)[index]
-        loss = SoftCrossEntropy.apply(draft.logits(normed[index]), wanted)
+        weights = counted / counted.sum().clamp(min=1)
+        loss = SoftCrossEntropy.apply(draft.logits(normed), shifted(batch.rows, soft_MV, step), weights)
         total = total + ttt_decay ** step * loss
         per_step.append(float(loss.detach()))
     return StepLosses(total, per_step)

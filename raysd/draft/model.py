@@ -18,6 +18,9 @@ from torch import nn
 
 from raysd.draft.shape import DraftShape
 
+LENGTH_BUCKET = 32
+"""Attention's lengths are rounded up to this, so that few shapes occur (see batch.py)."""
+
 
 class RMSNorm(nn.Module):
     """x / rms(x) * weight, computed in float32."""
@@ -49,7 +52,7 @@ class Rows:
     def asked_index(self) -> torch.Tensor:
         """[M] indices into N of the rows that are asked."""
         parts, start = [], 0
-        for count, asked in zip(self.counts, self.asked):
+        for count, asked in zip(self.counts, self.asked, strict=True):
             parts.append(torch.arange(start + count - asked, start + count))
             start += count
         return torch.cat(parts).to(self.tokens_N.device)
@@ -60,8 +63,9 @@ class Unrolling:
     """What later draft steps need of the earlier ones."""
 
     step: int
-    hidden_MH: torch.Tensor
-    """What is fed back."""
+    hidden_BMN: torch.Tensor
+    """What a row must not see, as -inf to add to its scores; conversations side by side."""
+    fed_back_MH: torch.Tensor
     keys_NKD: torch.Tensor
     values_NKD: torch.Tensor
     own_MKD: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
@@ -105,25 +109,25 @@ class Eagle3Draft(nn.Module):
         features = rows.features_NF
         if self.fc_norm is not None:
             chunks = features.chunk(len(self.fc_norm), dim=-1)
-            features = torch.cat([norm(chunk) for norm, chunk in zip(self.fc_norm, chunks)], dim=-1)
+            features = torch.cat([norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)], dim=-1)
         joined = self.fc(features.to(self._dtype()))
         asked = rows.asked_index()
         inputs_N2H, residual = self._inputs(rows.tokens_N, joined)
         keys, values = self._keys_values(inputs_N2H, rows.positions_N)
         queries = self._queries(inputs_N2H[asked], rows.positions_N[asked])
-        attended = _attend(queries, keys, values, rows, [])
-        normed, fed_back = self._finish(attended, residual[asked])
-        return normed, Unrolling(0, fed_back, keys, values)
+        hidden = _hidden(rows, queries.dtype)
+        normed, fed_back = self._finish(_attend(queries, keys, values, rows, hidden, []), residual[asked])
+        return normed, Unrolling(0, hidden, fed_back, keys, values)
 
     def next(self, rows: Rows, unrolling: Unrolling, tokens_M: torch.Tensor) -> tuple[torch.Tensor, Unrolling]:
         """One more draft step: tokens_M are token t + 1 + j of the asked rows, the captured ones in training, the draft's own when it drafts."""
         step = unrolling.step + 1
         positions = rows.positions_N[rows.asked_index()] + step
-        inputs, residual = self._inputs(tokens_M, unrolling.hidden_MH)
+        inputs, residual = self._inputs(tokens_M, unrolling.fed_back_MH)
         own = unrolling.own_MKD + [self._keys_values(inputs, positions)]
-        attended = _attend(self._queries(inputs, positions), unrolling.keys_NKD, unrolling.values_NKD, rows, own)
+        attended = _attend(self._queries(inputs, positions), unrolling.keys_NKD, unrolling.values_NKD, rows, unrolling.hidden_BMN, own)
         normed, fed_back = self._finish(attended, residual)
-        return normed, Unrolling(step, fed_back, unrolling.keys_NKD, unrolling.values_NKD, own)
+        return normed, Unrolling(step, unrolling.hidden_BMN, fed_back, unrolling.keys_NKD, unrolling.values_NKD, own)
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] over the draft's vocabulary."""
@@ -164,37 +168,50 @@ class Eagle3Draft(nn.Module):
         return normed, normed if self.shape.norm_output else prenorm
 
 
-def _attend(queries_MQD: torch.Tensor, keys_NKD: torch.Tensor, values_NKD: torch.Tensor, rows: Rows,
+def _attend(queries_MQD: torch.Tensor, keys_NKD: torch.Tensor, values_NKD: torch.Tensor, rows: Rows, hidden_BMN: torch.Tensor,
             own_MKD: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """[M, Q * D]: per conversation, causal attention to the step-0 keys, and on the diagonal to each later step's."""
-    parts, n, m = [], 0, 0
-    for count, asked in zip(rows.counts, rows.asked):
-        queries = queries_MQD[m:m + asked].transpose(0, 1)
-        groups = queries.shape[0] // keys_NKD.shape[1]
-        keys = keys_NKD[n:n + count].transpose(0, 1).repeat_interleave(groups, dim=0)
-        values = values_NKD[n:n + count].transpose(0, 1).repeat_interleave(groups, dim=0)
-        # Query i is row count - asked + i of the conversation and sees the rows up to itself.
-        seen = torch.ones(asked, count, dtype=torch.bool, device=queries.device).tril(count - asked)
-        if not own_MKD:
-            out = F.scaled_dot_product_attention(queries[None], keys[None], values[None], attn_mask=seen)[0]
-        else:
-            out = _with_diagonal(queries, keys, values, seen, [tuple(x[m:m + asked].transpose(0, 1).repeat_interleave(groups, dim=0) for x in pair) for pair in own_MKD])
-        parts.append(out.transpose(0, 1).flatten(1))
-        n, m = n + count, m + asked
-    return torch.cat(parts)
+    """[M, Q * D]: one softmax over the step-0 keys that a row sees and its own key of each later step.
 
-
-def _with_diagonal(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, seen: torch.Tensor,
-                   own: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """One softmax over the step-0 keys that a row sees and its own keys of later steps. All are [Q, rows, D]; returns the same."""
-    scale = queries.shape[-1] ** -0.5
-    scores = (queries @ keys.transpose(1, 2)).masked_fill(~seen, float("-inf"))
-    diagonal = torch.stack([(queries * k).sum(-1) for k, _ in own], dim=-1)
-    weights = torch.softmax(torch.cat([scores, diagonal], dim=-1).float() * scale, dim=-1).to(values.dtype)
-    out = weights[..., :keys.shape[1]] @ values
+    Only here conversations lie side by side, padded: B conversations, their rows and asked rows as in `hidden_BMN`. The G = Q / K query heads of a key
+    head become G times the rows beside it, so that keys and values are not copied for each query head.
+    """
+    heads, width = keys_NKD.shape[1:]
+    groups = queries_MQD.shape[1] // heads
+    conversations, asked, _ = hidden_BMN.shape
+    # [B, K, G, asked, D]: query head k * G + g reads key head k.
+    queries = _side_by_side(queries_MQD, rows.asked, asked).unflatten(2, (heads, groups)).permute(0, 2, 3, 1, 4)
+    keys, values = (_side_by_side(x, rows.counts, hidden_BMN.shape[2]).transpose(1, 2).flatten(0, 1) for x in (keys_NKD, values_NKD))
+    hidden = hidden_BMN[:, None, None].expand(-1, heads, groups, -1, -1).flatten(0, 1).flatten(1, 2)
+    scores = torch.baddbmm(hidden, queries.flatten(0, 1).flatten(1, 2), keys.transpose(1, 2), alpha=width ** -0.5)
+    own = [tuple(_side_by_side(x, rows.asked, asked).transpose(1, 2)[:, :, None] for x in pair) for pair in own_MKD]
+    if own:
+        diagonal = torch.stack([(queries * k).sum(-1) * width ** -0.5 for k, _ in own], dim=-1)
+        scores = torch.cat([scores, diagonal.flatten(0, 1).flatten(1, 2)], dim=-1)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
+    out = (weights[..., :keys.shape[1]] @ values).view(queries.shape)
     for i, (_, v) in enumerate(own):
-        out = out + weights[..., keys.shape[1] + i, None] * v
-    return out
+        out = out + weights[..., keys.shape[1] + i].view(queries.shape[:-1])[..., None] * v
+    out = out.permute(0, 3, 1, 2, 4).flatten(2)
+    return torch.cat([out[b, :count] for b, count in enumerate(rows.asked)])
+
+
+def _hidden(rows: Rows, dtype: torch.dtype) -> torch.Tensor:
+    """[B, asked rows, rows] -inf where a row must not look: asked row i is row count - asked + i of its conversation and sees the rows up to itself.
+
+    Both lengths are rounded up to LENGTH_BUCKET. What a padding row sees does not matter; no row sees a padding key.
+    """
+    device = rows.tokens_N.device
+    longest_asked, longest = (-(-max(lengths) // LENGTH_BUCKET) * LENGTH_BUCKET for lengths in (rows.asked, rows.counts))
+    first = torch.tensor(rows.counts, device=device) - torch.tensor(rows.asked, device=device)
+    own_row = first[:, None] + torch.arange(longest_asked, device=device)
+    unseen = torch.arange(longest, device=device) > own_row[..., None]
+    return torch.zeros(unseen.shape, dtype=dtype, device=device).masked_fill_(unseen, float("-inf"))
+
+
+def _side_by_side(packed: torch.Tensor, lengths: list[int], width: int) -> torch.Tensor:
+    """[B, width, ...] of packed rows: each conversation padded with zeros."""
+    padded = nn.utils.rnn.pad_sequence(packed.split(lengths), batch_first=True)
+    return F.pad(padded, (0, 0) * (padded.ndim - 2) + (0, width - padded.shape[1]))
 
 
 def _rotary(shape: DraftShape) -> nn.Module:

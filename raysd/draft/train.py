@@ -13,7 +13,7 @@ import torch
 
 from raysd.artifacts.stage import StageRun
 from raysd.draft.acceptance import AcceptanceCounts, ServedAcceptance
-from raysd.draft.batch import TargetHead, pack
+from raysd.draft.batch import ROW_BUCKET, TargetHead, pack
 from raysd.draft.checkpoint import save_draft
 from raysd.draft.initial import initialise
 from raysd.draft.loss import unrolled_loss
@@ -71,7 +71,7 @@ def train(run: StageRun, served_acceptance: ServedAcceptance) -> dict[str, Any]:
     save_draft(draft, folder, getattr(torch, run.experiment.target.dtype))
     _write_table(curve.training, run.out / "curve.parquet")
     _write_table(curve.evaluations, run.out / "evaluations.parquet")
-    answers = [tokens[prompt:] for tokens, prompt in choose.token_ids()]
+    answers = [token_ids[prompt:] for token_ids, prompt in choose.token_ids()]
     metrics = {"steps": steps, "best_step": best[1], "elapsed_s": elapsed_s, "tokens": tokens, "tokens_s": tokens / elapsed_s,
                "parameters": sum(p.numel() for p in draft.parameters()), "vocab_size": draft.shape.vocab_size,
                "vocab_coverage_frac": coverage(answers, draft.draft_to_target.cpu()), "served_k": section.served_k,
@@ -110,7 +110,8 @@ def _steps(draft: Eagle3Draft, target_head: TargetHead, token_to_draft: torch.Te
     for step in range(section.steps):
         for group in optimiser.param_groups:
             group["lr"] = section.lr * lr_factor(step, section.steps, section.warmup_frac, section.decay_frac)
-        batch = pack([learn[i] for i in order[step * section.conversations_per_step:(step + 1) * section.conversations_per_step]], section.ttt_steps, device)
+        chosen = order[step * section.conversations_per_step:(step + 1) * section.conversations_per_step]
+        batch = pack([learn[i] for i in chosen], section.ttt_steps, device, ROW_BUCKET)
         with autocast:
             losses = unrolled_loss(draft, batch, target_head, token_to_draft, section.ttt_steps, section.ttt_decay)
         losses.loss.backward()
@@ -122,7 +123,7 @@ def _steps(draft: Eagle3Draft, target_head: TargetHead, token_to_draft: torch.Te
         optimiser.zero_grad(set_to_none=True)
 
         done, elapsed_s = step + 1, time.monotonic() - started
-        tokens += len(batch.rows.tokens_N)
+        tokens += sum(learn.rows[i]["tokens"] for i in chosen)
         loss_sum, loss_count = loss_sum + loss, loss_count + 1
         out_of_time = section.time_budget_s is not None and elapsed_s >= section.time_budget_s
         last = done == section.steps or out_of_time

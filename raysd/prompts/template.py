@@ -29,7 +29,7 @@ def render(prompts: Sequence[Prompt], tokenizer: ChatTokenizer, max_prompt_token
         raise ExperimentError(what="the target's tokenizer has no chat template", where="target.chat_template",
                               fix="set target.chat_template to a Jinja file, or use an instruct model that carries one")
     rendered = [_token_ids(prompt, tokenizer, where) for prompt in prompts]
-    too_long = [(prompt, len(token_ids)) for prompt, token_ids in zip(prompts, rendered) if len(token_ids) > max_prompt_tokens]
+    too_long = [(prompt, len(token_ids)) for prompt, token_ids in zip(prompts, rendered, strict=True) if len(token_ids) > max_prompt_tokens]
     if too_long:
         prompt, tokens = too_long[0]
         more = f"; {len(too_long) - 1} more of the {len(prompts)} prompts are too long" if len(too_long) > 1 else ""

@@ -18,4 +18,4 @@ def test_counts_add_and_subtract_by_position():
 
 def test_no_drafts_is_an_error_and_not_an_acceptance_of_one():
     with pytest.raises(MeasurementError, match="no draft was counted"):
-        AcceptanceCounts(0, 0, 0, ()).acceptance_length
+        _ = AcceptanceCounts(0, 0, 0, ()).acceptance_length

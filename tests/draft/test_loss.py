@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import torch
-from tests.tiny_drafts import TARGET_VOCAB, conversation, small_draft
 
 from raysd.draft.batch import TargetHead, pack
 from raysd.draft.loss import SoftCrossEntropy, unrolled_loss
+from tests.tiny_drafts import TARGET_VOCAB, conversation, small_draft
 
 
 def setup():
@@ -38,6 +38,18 @@ def test_each_step_is_scored_against_the_targets_distribution_one_token_further_
     torch.testing.assert_close(float(got.loss.detach()), expected[0] + 0.8 * expected[1], rtol=1e-4, atol=1e-5)
 
 
+def test_rows_that_only_round_a_batch_up_change_nothing():
+    draft, head, token_to_draft = setup()
+    conversations = [conversation(15, 5, seed=3), conversation(22, 4, seed=4)]
+    exact, rounded = (unrolled_loss(draft, pack(conversations, 2, row_bucket=bucket), head, token_to_draft, 2, 0.8) for bucket in (1, 64))
+    batch = pack(conversations, 2, row_bucket=64)
+    assert len(batch.rows.tokens_N) % 64 == 0 and batch.ahead_SM.shape[1] % 64 == 0
+    torch.testing.assert_close(rounded.loss, exact.loss)
+    gradients = [torch.autograd.grad(losses.loss, list(draft.parameters())) for losses in (exact, rounded)]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
 def test_the_loss_falls_when_a_draft_is_fitted_to_one_conversation():
     draft, head, token_to_draft = setup()
     batch = pack([conversation(40, 5, seed=5)], 2)
@@ -55,11 +67,12 @@ def test_the_loss_falls_when_a_draft_is_fitted_to_one_conversation():
 def test_the_handwritten_gradient_is_autograds():
     torch.manual_seed(1)
     logits, wanted = torch.randn(6, 9, dtype=torch.float64, requires_grad=True), torch.rand(6, 9, dtype=torch.float64).softmax(-1)
-    expected = -(wanted * logits.log_softmax(-1)).sum(-1).mean()
+    weights = torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4, 0.0])
+    expected = -((wanted * logits.log_softmax(-1)).sum(-1) * weights).sum()
     (expected_gradient,) = torch.autograd.grad(2 * expected, logits)
     with torch.autocast("cpu", torch.bfloat16):
-        got = SoftCrossEntropy.apply(logits.float(), wanted.float())
+        got = SoftCrossEntropy.apply(logits.float(), wanted.float(), weights)
     single = logits.detach().float().requires_grad_()
-    (got_gradient,) = torch.autograd.grad(2 * SoftCrossEntropy.apply(single, wanted.float()), single)
+    (got_gradient,) = torch.autograd.grad(2 * SoftCrossEntropy.apply(single, wanted.float(), weights), single)
     torch.testing.assert_close(float(got.detach()), float(expected.detach()), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(got_gradient.double(), expected_gradient, rtol=1e-4, atol=1e-6)

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.tiny_drafts import conversation, small_draft, small_shape
 
 from raysd.draft.batch import pack
 from raysd.draft.replay import proposals
+from tests.tiny_drafts import conversation, small_draft, small_shape
 
 
 def slow_proposals(draft, c, row: int, k: int) -> list[int]:
@@ -26,7 +26,7 @@ def slow_proposals(draft, c, row: int, k: int) -> list[int]:
     def feature(t):
         states = c.states_TLH[t, :-1]
         if draft.fc_norm is not None:
-            states = torch.stack([norm(module, state) for module, state in zip(draft.fc_norm, states)])
+            states = torch.stack([norm(module, state) for module, state in zip(draft.fc_norm, states, strict=True)])
         return draft.fc(states.flatten())
 
     cache_k, cache_v, found = [], [], []

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import torch
-from tests.tiny_drafts import conversation, small_draft
 
 from raysd.draft.batch import pack
 from raysd.draft.replay import proposals, replay, teacher_forced_accuracy
+from tests.tiny_drafts import conversation, small_draft
 
 
 def slow_walk(found_kM, c, k):

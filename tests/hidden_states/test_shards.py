@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.tiny_drafts import conversation
 
 from raysd.errors import ArtifactError
 from raysd.hidden_states.shards import Captured, Conversation, read_rows, write_index, write_shard
+from tests.tiny_drafts import conversation
 
 
 def with_split(c: Conversation, split: str) -> Conversation:
@@ -19,7 +19,7 @@ def test_conversations_come_back_as_they_were_written_over_several_shards(tmp_pa
     write_index(tmp_path)
     learn, choose = Captured(tmp_path, "train"), Captured(tmp_path, "choose")
     assert [len(learn), len(choose)] == [4, 1]
-    for got, put in zip([learn[0], learn[1], choose[0], learn[2], learn[3]], written):
+    for got, put in zip([learn[0], learn[1], choose[0], learn[2], learn[3]], written, strict=True):
         assert (got.prompt_id, got.topic, got.split, got.prompt_tokens, got.finish_reason) == (put.prompt_id, put.topic, put.split, put.prompt_tokens, put.finish_reason)
         assert torch.equal(got.token_ids, put.token_ids) and torch.equal(got.states_TLH, put.states_TLH)
     assert [len(tokens) for tokens, _ in learn.token_ids()] == [10, 11, 13, 14]

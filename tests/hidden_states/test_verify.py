@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 import torch
-from tests.tiny_drafts import conversation
 
 from raysd.errors import StageError
 from raysd.hidden_states.verify import check_conversation, compare_with_reference
+from tests.tiny_drafts import conversation
 
 
 def changed(states_change) -> object:

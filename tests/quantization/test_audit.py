@@ -7,13 +7,13 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.tiny_drafts import small_draft, small_shape
 
 from raysd.backends.quark import quantize_checkpoint
 from raysd.draft.checkpoint import save_draft
 from raysd.errors import StageError
 from raysd.quantization.audit import audit_draft
 from raysd.quantization.quantize import rewrite_exclusions
+from tests.tiny_drafts import small_draft, small_shape
 
 LINEARS = {f"midlayer.self_attn.{x}_proj" for x in "qkvo"} | {f"midlayer.mlp.{x}_proj" for x in ("gate", "up", "down")}
 
