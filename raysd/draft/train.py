@@ -61,7 +61,7 @@ def train(run: StageRun, served_acceptance: ServedAcceptance) -> dict[str, Any]:
     curve, best = Curve(), None
     started = time.monotonic()
     steps, tokens = 0, 0
-    for steps, tokens, evaluated in _steps(draft, target_head, token_to_draft, section, learn, choose, curve, run.progress):
+    for steps, tokens, evaluated in _steps(draft, target_head, token_to_draft, section, learn, choose, curve, run.progress):  # noqa: B007 (read after the loop)
         if evaluated is not None and (best is None or evaluated.acceptance_length > best[0].acceptance_length):
             best = (evaluated, steps, copy.deepcopy(draft.state_dict()))
     elapsed_s = time.monotonic() - started

@@ -19,7 +19,7 @@ TOPICS = ["rain", "bread", "chess", "trains", "maps", "tea", "clocks", "rivers",
 FORMS = ["Explain {} simply.", "List three facts about {}.", "Why do people like {}?", "Write two lines about {}."]
 
 
-def write_experiment(folder: Path) -> Path:
+def write_experiment(folder: Path, **changes) -> Path:
     chained_llama(folder / "target")
     rows = []
     for i, topic in enumerate(TOPICS):
@@ -34,7 +34,7 @@ def write_experiment(folder: Path) -> Path:
         "quantize": {"served_k": 2},
         "sweep": {"concurrency": [1, 2], "arm_concurrency": {"fp8": [1]}, "k": [2], "blocks": 3, "requests_per_slot": 1,
                   "workloads": [{"name": "report", "osl": 32}],
-                  "engine": {"enforce_eager": True, "max_num_seqs": 4, "kv_cache_bytes": 268435456}}}
+                  "engine": {"enforce_eager": True, "max_num_seqs": 4, "kv_cache_bytes": 268435456}}} | changes
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(experiment))
     return path
@@ -111,3 +111,18 @@ def test_the_second_run_finds_everything(first_run):
     assert {entry["state"] for entry in second["stages"]} == {"cached"}
     assert {key: second[key] for key in ("acceptance_length", "speedup", "speedup_ci", "lossless", "report")} == \
            {key: run[key] for key in ("acceptance_length", "speedup", "speedup_ci", "lossless", "report")}
+
+
+@pytest.mark.slow
+def test_an_eagle31_draft_with_the_whole_vocabulary_is_served_as_it_was_trained(tmp_path):
+    """The other switches of the draft, through vLLM: a norm for each aux layer, the normed output fed back, no token map."""
+    path = write_experiment(tmp_path, draft={"algorithm": "eagle3.1", "vocab_size": None, "aux_layers": [1, 2, 3]}, quantize=None,
+                            sweep={"arms": ["none", "bf16"], "concurrency": [1], "k": [2], "blocks": 3, "requests_per_slot": 1,
+                                   "workloads": [{"name": "report", "osl": 32}],
+                                   "engine": {"enforce_eager": True, "max_num_seqs": 4, "kv_cache_bytes": 268435456}})
+    done = raysd("run", str(path), "--json")
+    assert done.returncode == 0, done.stderr[-4000:]
+    run = json.loads(done.stdout)
+    metrics = json.loads((artifact(run, "train") / "record.json").read_text())["metrics"]
+    assert run["acceptance_length"]["bf16"] > 1.05 and run["lossless"]["bf16"]["broken"] == 0
+    assert metrics["served"]["acceptance_length"] == pytest.approx(metrics["replay"]["acceptance_length"], rel=0.1)
