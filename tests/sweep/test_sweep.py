@@ -36,6 +36,11 @@ class Engines:
         """A StartServer that hands out the engines that are already up; their life is tested in tests/backends."""
         yield self.none if spec.draft is None else self.bf16
 
+    @contextlib.contextmanager
+    def start_all(self, engines):
+        """The same as StartServers."""
+        yield [self.none if spec.draft is None else self.bf16 for spec, _ in engines]
+
 
 def tiny_draft(folder: Path, target: Path) -> Path:
     """A draft with random weights that proposes the target's first 384 tokens."""
@@ -85,10 +90,10 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(engines, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep(stage_run(engines.experiment, tmp_path, dies_at_the_sixth_cell), engines.start)
+        sweep(stage_run(engines.experiment, tmp_path, dies_at_the_sixth_cell), engines.start_all)
     assert not list((tmp_path / "out").glob("*.parquet"))
     told = []
-    metrics = sweep(stage_run(engines.experiment, tmp_path, lambda doing, *progress, **figures: told.append(doing)), engines.start)
+    metrics = sweep(stage_run(engines.experiment, tmp_path, lambda doing, *progress, **figures: told.append(doing)), engines.start_all)
     again = [doing for doing in told if "block" in doing]
     assert len(again) == CELLS - 5 and not set(again) & set(measured[:5])
     assert not [doing for doing in told if "answers the" in doing]
