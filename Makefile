@@ -28,8 +28,9 @@ setup: $(VENV)/.ready
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile
 
 $(VENV)/.ready: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+		|| { echo "raysd needs Python 3.11 to 3.13: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 64; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { echo "raysd needs Python 3.11 to 3.13: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 64; }
 	$(PIP_INSTALL) 'torch==$(TORCH_VERSION)' 2>$(VENV)/torch.log \
 		|| $(PIP_INSTALL) --index-url $(TORCH_CPU_INDEX) 'torch==$(TORCH_VERSION)' \
 		|| { cat $(VENV)/torch.log >&2; exit 1; }

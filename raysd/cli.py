@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from raysd import __version__
-from raysd.errors import ArtifactError, RaysdError
+from raysd.errors import ArtifactError, ExperimentError, RaysdError
 
 if TYPE_CHECKING:
     from raysd.artifacts import LocalStore
@@ -152,6 +152,8 @@ def _planned(args: argparse.Namespace) -> tuple[Experiment, LocalStore, list[Pla
     experiment = load_experiment(args.spec)
     with _naming(args.spec):
         stages = stages_of(experiment)
+    if args.store is not None and ":/" in str(args.store):
+        raise ExperimentError(what=f"{args.store} is not a folder", where="--store", fix="name a folder that all nodes share; this version keeps artifacts in folders")
     store = LocalStore(args.store.resolve() if args.store else Path(experiment.store))
     return experiment, store, plan(stages, store)
 

@@ -41,7 +41,7 @@ def experiment_document(tmp_path: Path) -> dict[str, Any]:
     return {
         "name": "tiny",
         "store": "runs",
-        "target": {"model": "./target", "max_model_len": 256},
+        "target": {"model": "./target", "max_model_len": 512},
         "prompts": {"path": "prompts.jsonl"},
         "capture": {},
         "train": {},

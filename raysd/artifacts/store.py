@@ -57,6 +57,22 @@ class Store(Protocol):
         """Makes the files of a folder the artifact, then writes its record; returns the artifact's folder on this machine."""
 
 
+def check_record(folder: Path, record: Record, key: ArtifactKey) -> None:
+    """Raises ArtifactError if a record is not that of the artifact whose folder it lies in, or if a file of it is missing or has another size.
+
+    Quick, so that what is called found is there; `open` compares the hashes as well.
+    """
+    fix = f"delete {folder} to run the stage {key.stage} again"
+    if (record.experiment, record.stage, record.fingerprint) != (key.experiment, key.stage, key.fingerprint):
+        raise ArtifactError(what=f"the record is that of {record.experiment}/{record.stage}/{record.fingerprint[:12]}", where=folder / "record.json", fix=fix)
+    for name, entry in record.files.items():
+        path = folder / name
+        size_bytes = path.stat().st_size if path.is_file() else None
+        if size_bytes != entry.size_bytes:
+            found = "is missing" if size_bytes is None else f"has {size_bytes} bytes, its record says {entry.size_bytes}"
+            raise ArtifactError(what=f"a file of the artifact {found}", where=path, fix=fix)
+
+
 class LocalStore:
     """Artifacts in a folder. Several nodes may use it if the folder is on a shared file system."""
 
@@ -75,7 +91,10 @@ class LocalStore:
         return self.root / key.experiment / key.stage / key.fingerprint
 
     def record(self, key: ArtifactKey) -> Record | None:
-        return read_record(self.folder(key) / "record.json")
+        record = read_record(self.folder(key) / "record.json")
+        if record is not None:
+            check_record(self.folder(key), record, key)
+        return record
 
     def records(self, experiment: str, stage: str) -> list[Record]:
         found = [read_record(path) for path in (self.root / experiment / stage).glob("*/record.json")]

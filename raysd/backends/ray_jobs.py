@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http.client
 import os
 import shlex
 import shutil
@@ -210,8 +211,8 @@ def _check_reachable(address: str) -> str:
         if err.code in (401, 403):
             return url  # it is there and wants a token, which Ray's client sends
         raise _unreachable(url, f"it answers {err.code} {err.reason}") from err
-    except (OSError, ValueError) as err:
-        raise _unreachable(url, str(getattr(err, "reason", err))) from err
+    except (OSError, ValueError, http.client.HTTPException) as err:
+        raise _unreachable(url, str(getattr(err, "reason", "")) or f"{type(err).__name__}: what answers does not speak HTTP") from err
 
 
 def _unreachable(url: str, reason: str) -> RaysdError:

@@ -38,8 +38,6 @@ def pack(conversations: Sequence[Conversation], steps: int, device: torch.device
     for c in conversations:
         count = len(c.token_ids) - 2
         first = c.prompt_tokens - 1
-        if count <= first:
-            continue  # an answer of one token leaves nothing to propose
         features.append(c.states_TLH[:count, :-1].flatten(1))
         tokens.append(c.token_ids[1:count + 1])
         positions.append(torch.arange(count))

@@ -70,4 +70,4 @@ def teacher_forced_accuracy(draft: Eagle3Draft, conversations: Iterable[Conversa
             guessed = draft.draft_to_target[draft.logits(normed).argmax(-1)]
             right[step] += float(((guessed == batch.ahead_SM[step + 1]) & batch.known_SM[step + 1]).sum())
             known[step] += float(batch.known_SM[step + 1].sum())
-    return (right / known).tolist()
+    return (right / known.clamp(min=1)).tolist()

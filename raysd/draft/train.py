@@ -55,6 +55,10 @@ def train(run: StageRun, served_acceptance: ServedAcceptance) -> dict[str, Any]:
     run.progress("reading the captured states")
     capture = run.inputs["capture"]
     learn, choose = Captured(capture, "train"), Captured(capture, "choose")
+    for split, captured in (("train", learn), ("choose", choose)):
+        if len(captured) == 0:
+            raise StageError(what=f"no answer of the {split} split has two tokens: there is nothing to learn from", where=capture,
+                             fix="check what the target answers; raise capture.max_tokens or change the prompts")
     target = resolve_target(run.experiment.target, run.progress)
     draft, target_head, token_to_draft = _new_draft(run.experiment, target, learn)
 

@@ -35,6 +35,9 @@ class Experiment(Section):
             for name in ("capture", "train"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name}: has no effect, since draft.checkpoint names a finished draft; remove one of the two")
+            given = [name for name in type(self.draft).model_fields if name != "checkpoint" and getattr(self.draft, name) != getattr(DraftSection(), name)]
+            if given:
+                raise ValueError(f"draft.{given[0]}: has no effect, since draft.checkpoint names a finished draft; remove one of the two")
         elif "bf16" in self.sweep.arms or "fp8" in self.sweep.arms:
             for name in ("capture", "train"):
                 if getattr(self, name) is None:

@@ -10,6 +10,11 @@ from raysd.experiment.section import Placement, Section
 
 Arm = Literal["none", "bf16", "fp8"]
 
+SERVER_ARGS = {"model", "served-model-name", "host", "port", "dtype", "max-model-len", "max-num-seqs", "tensor-parallel-size", "enable-prefix-caching",
+               "no-enable-prefix-caching", "generation-config", "kv-cache-memory-bytes", "gpu-memory-utilization", "enforce-eager", "chat-template",
+               "trust-remote-code", "speculative-config"}
+DRAFT_ARGS = {"method", "model", "num-speculative-tokens"}
+
 
 class Workload(Section):
     """Prompts and answer lengths of one column of the sweep."""
@@ -29,9 +34,9 @@ class EngineSettings(Section):
     """Sequences that an engine decodes at once."""
     enforce_eager: bool = False
     """Skips compilation: quick to start, slower to run."""
-    kv_cache_bytes: Placement[int] = Field(2**30, ge=2**26)
+    kv_cache_bytes: int = Field(2**30, ge=2**26)
     """Memory of each engine's KV cache on CPU."""
-    gpu_memory_frac: Placement[float] = Field(0.9, gt=0, le=1)
+    gpu_memory_frac: float = Field(0.9, gt=0, le=1)
     """Share of the GPU's memory that an engine takes."""
     start_timeout_s: Placement[float] = Field(600, gt=0)
     """How long a start may take."""
@@ -41,6 +46,14 @@ class EngineSettings(Section):
     """More keys of vLLM's `speculative_config`, for instance `{attention_backend: TRITON_ATTN}`."""
     env: dict[str, str] = {}
     """Environment of the engine's processes."""
+
+    @model_validator(mode="after")
+    def _nothing_that_raysd_sets(self) -> EngineSettings:
+        for field, values, own in (("extra_args", self.extra_args, SERVER_ARGS), ("draft_args", self.draft_args, DRAFT_ARGS)):
+            taken = sorted(own & {name.strip("-").replace("_", "-") for name in values})
+            if taken:
+                raise ValueError(f"{field}: {', '.join(taken)} is set by raysd from the experiment; remove it here and use the experiment's own field")
+        return self
 
 
 class SweepSection(Section):
@@ -61,7 +74,7 @@ class SweepSection(Section):
     report_prompts: int | None = Field(None, ge=1)
     """How many prompts of the report split to use; null: all."""
     temperature: float = Field(0.0, ge=0)
-    """Sampling temperature; the comparison of answers needs 0."""
+    """Sampling temperature of the measured cells; the answers that are compared are always greedy."""
     near_tie_nat: float = Field(0.25, gt=0)
     """Largest gap, in nat, between the target's log-probabilities of two tokens that still counts as a tie of rounding."""
     engine: EngineSettings = EngineSettings()

@@ -72,13 +72,16 @@ def write_index(folder: Path) -> None:
 
 
 class Captured:
-    """Read access to a capture artifact: conversations of one split, each read when it is asked for."""
+    """Read access to a capture artifact: conversations of one split, each read when it is asked for.
+
+    Those whose answer is a single token are left out: there is nothing in them that a draft could propose.
+    """
 
     def __init__(self, folder: Path, split: str) -> None:
         import pyarrow.parquet as pq
 
         self.folder = folder
-        self.rows = [row for row in pq.read_table(folder / "index.parquet").to_pylist() if row["split"] == split]
+        self.rows = [row for row in pq.read_table(folder / "index.parquet").to_pylist() if row["split"] == split and row["tokens"] - row["prompt_tokens"] >= 2]
 
     def __len__(self) -> int:
         return len(self.rows)

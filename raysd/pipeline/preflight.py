@@ -38,6 +38,7 @@ def stages_of(experiment: Experiment) -> list[Stage]:
 def check_experiment(experiment: Experiment) -> None:
     """Raises ExperimentError for hardware that is not known or asks too much of a node, and for a finished draft or aux
     layers that do not fit a target which is on this machine already."""
+    _check_prompts_and_lengths(experiment)
     machine = find_machine(experiment.hardware.name)
     for stage, resources in experiment.hardware.resources.items():
         if machine.gpus_per_node is not None and resources.gpus > machine.gpus_per_node:
@@ -54,11 +55,38 @@ def check_experiment(experiment: Experiment) -> None:
             shape.aux_layers(experiment.draft.aux_layers)
 
 
+def _check_prompts_and_lengths(experiment: Experiment) -> None:
+    """Every split that a stage reads has its prompts, and every answer fits into the context with room for a prompt."""
+    prompts = load_prompts(experiment.prompts)
+    asked = [("sweep.report_prompts", "report", experiment.sweep.report_prompts)]
+    lengths = {f"sweep.workloads.{workload.name}.osl": workload.osl for workload in experiment.sweep.workloads}
+    if experiment.capture is not None:
+        asked += [("capture.train_prompts", "train", experiment.capture.train_prompts), ("capture.choose_prompts", "choose", experiment.capture.choose_prompts)]
+        lengths["capture.max_tokens"] = experiment.capture.max_tokens
+    if experiment.train is not None:
+        lengths["train.served_tokens"] = experiment.train.served_tokens
+    if experiment.quantize is not None:
+        asked.append(("prompts.path", "choose", None))
+        lengths["quantize.served_tokens"] = experiment.quantize.served_tokens
+    for field, split, limit in asked:
+        try:
+            prompts.split(split, limit)
+        except ExperimentError as err:
+            raise type(err)(what=err.what, where=f"{field} ({experiment.prompts.path})", fix=err.fix) from err
+    for field, tokens in lengths.items():
+        if tokens >= experiment.target.max_model_len:
+            raise ExperimentError(
+                what=f"{tokens} tokens of answer leave no room for a prompt in target.max_model_len = {experiment.target.max_model_len}",
+                where=field,
+                fix="lower it, or raise target.max_model_len",
+            )
+
+
 def check_store(store: Store, experiment: Experiment, planned: Sequence[PlannedStage]) -> None:
     """Raises ArtifactError if the store cannot be written, or if its disk is too small for the stages that will run."""
-    store.check_writable()
     running = [entry.stage.name for entry in planned if entry.state == "run"]
     if running:
+        store.check_writable()
         check_disk(store.root, need_bytes(running, experiment), f"the run ({', '.join(running)})")
 
 

@@ -83,6 +83,7 @@ def build_stages(
             "target": target,
             **(finished if "bf16" in arms else {}),
             "hardware": experiment.hardware.name,
+            "tensor_parallel": experiment.target.tensor_parallel,
             "sweep": experiment.sweep.result_values(),
             "prompts": prompts.fingerprint("report"),
         },

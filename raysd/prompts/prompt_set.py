@@ -77,7 +77,18 @@ def load_prompts(section: PromptsSection) -> PromptSet:
     for row in rows:
         split = row.split or named.get(row.topic) or drawn_split(_group(row), section.seed, section.choose_frac, section.report_frac)
         prompts.append(Prompt(id=row.id, messages=row.messages, topic=row.topic or row.id, split=split))
+    _refuse_leaks(prompts, section)
     return PromptSet(prompts=tuple(prompts), source=str(section.path))
+
+
+def _refuse_leaks(prompts: Iterable[Prompt], section: PromptsSection) -> None:
+    """Raises ExperimentError if the same request lies in two splits."""
+    first: dict[str, Prompt] = {}
+    for prompt in prompts:
+        earlier = first.setdefault(json.dumps(prompt.messages), prompt)
+        if earlier.split != prompt.split:
+            raise ExperimentError(what=f"the prompts `{earlier.id}` ({earlier.split}) and `{prompt.id}` ({prompt.split}) are the same request: "
+                                       "what is held out would leak", where=f"{section.path} (prompts.path)", fix="remove one of them, or put both into one split")
 
 
 def drawn_split(topic: str, seed: int, choose_frac: float, report_frac: float) -> Split:

@@ -57,12 +57,22 @@ def audit_draft(folder: Path) -> Audit:
         if in_fp8:
             _check_scale(module, weight, scale, folder)
         (high_precision if excluded else quantized).append(module)
+    modules = [vllm_module_name(module) for module in [*quantized, *high_precision]]
+    unmatched = [pattern for pattern in patterns if not any(is_excluded(module, [pattern]) for module in modules)]
+    if unmatched:
+        raise StageError(what=f"the exclusions {unmatched} match no layer of the draft", where=folder / "config.json",
+                         fix=f"correct quantize.exclude; the draft's layers are {', '.join([*quantized, *high_precision])}")
+    orphans = [name for name in tensors if name.endswith(".weight" + SCALE) and name.removesuffix(SCALE) not in tensors]
+    if orphans:
+        raise StageError(what=f"the file holds the scales {orphans} without their weights", where=folder, fix="run the stage again; Quark wrote only a part")
     if not quantized:
         raise StageError(what="no weight of the draft is quantized", where=folder, fix="check quantize.exclude: it names every layer")
     return Audit(quantized, high_precision)
 
 
 def _check_scale(module: str, weight: Any, scale: Any, folder: Path) -> None:
+    if not bool(weight.float().isfinite().all()) or not bool(weight.float().any()):
+        raise StageError(what=f"the weight of {module} holds NaN or is all zero", where=folder, fix="check that the BF16 draft's weights are finite")
     if scale is None:
         raise StageError(what=f"{module} is in FP8 without its scale", where=folder, fix="run the stage again; if it stays so, this Quark version is not supported")
     if scale.numel() != weight.shape[0]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from raysd.artifacts.stage import StageRun
 from raysd.draft.acceptance import AcceptanceCounts, ServedAcceptance
+from raysd.errors import StageError
 from raysd.experiment import Experiment
 from raysd.experiment.quantize import QuantizeSection
 from raysd.prompts.prompt_set import load_prompts
@@ -54,7 +55,10 @@ def rewrite_exclusions(folder: Path) -> None:
     """Rewrites `quantization_config.exclude` of a checkpoint in place, so that vLLM honours it."""
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    config["quantization_config"]["exclude"] = vllm_patterns(config["quantization_config"]["exclude"])
+    written = config.get("quantization_config", {}).get("exclude")
+    if written is None:
+        raise StageError(what="Quark wrote no exclusions into the quantized draft's config", where=path, fix="this Quark version is not supported; use amd-quark 0.13")
+    config["quantization_config"]["exclude"] = vllm_patterns(written)
     path.write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 

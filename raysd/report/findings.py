@@ -101,7 +101,7 @@ def fp8_on_cpu(hardware: str, speedups: Sequence[Speedup], acceptance: Mapping[s
     """Why FP8 is slow here and what it still shows; None unless the hardware is a CPU and FP8 was measured to be slower."""
     if hardware != "cpu" or not any(speedup.arm == "fp8" and speedup.verdict == "slower" for speedup in speedups):
         return None
-    text = "This CPU has no FP8 matrix unit that vLLM uses here, so FP8 runs through an emulated kernel, and that is slower."
+    text = "vLLM found no FP8 matrix unit to use on this CPU, so FP8 products are emulated in float32, and that is slower."
     share = fp8_ratio(acceptance)
     if share is None:
         return f"{text} Its speed needs a GPU."

@@ -16,7 +16,7 @@ from raysd.target.pypi_asset import CONVERTER_VERSION, fetch_asset, parse_asset
 def identify_target(section: TargetSection) -> dict[str, Any]:
     """What makes this target this target, JSON-ready, for fingerprints. Needs no model on disk and imports no torch.
 
-    A package's model is package, version and converter; a folder is its config, its safetensors index and its files' sizes; a Hugging Face id
+    A package's model is package, version and converter; a folder is the content of its small files (config, index, tokenizer, template) and its weight files' sizes; a Hugging Face id
     is its commit (asked from the hub unless `revision` is one). A chat template of the experiment is part of it.
     Raises ExperimentError if the folder is absent or has no config.json, TargetError if the hub does not answer.
     """
@@ -64,8 +64,7 @@ def _folder_identity(folder: Path) -> dict[str, Any]:
     weights = {path.name: path.stat().st_size for path in sorted(folder.glob("*.safetensors"))}
     if not weights:
         raise ExperimentError(what=f"the folder {folder} has no safetensors file", where="target.model", fix="save the model with `save_pretrained`")
-    small = [path for name in ("config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-             if (path := folder / name).is_file()]
+    small = [path for pattern in ("*.json", "*.jinja", "*.model", "*.txt", "*.py") for path in sorted(folder.glob(pattern))]
     return {"weights": weights, "files": {path.name: sha256_of(path) for path in small}}
 
 

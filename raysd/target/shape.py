@@ -26,17 +26,16 @@ class TargetShape:
     """As transformers 5 writes them: `rope_theta`, `rope_type` and what the type needs."""
     max_position_embeddings: int
     tie_word_embeddings: bool
-    hidden_act: str
 
     def aux_layers(self, asked: list[int] | None) -> list[int]:
-        """Layers whose entering residual stream a draft reads (vLLM's numbering, 0 to `layers`).
+        """Layers whose entering residual stream a draft reads (vLLM's numbering, below `layers`), ascending, as vLLM hands them out.
 
         asked: the experiment's, or None for 2, n // 2, n - 3 (EAGLE-3's reference code), brought inside a shallow target. Raises ExperimentError for an id that does not exist.
         """
         n = self.layers
-        ids = sorted({min(2, n), n // 2, max(n - 3, 0)}) if asked is None else asked
-        if any(not 0 <= i <= n for i in ids) or len(set(ids)) != len(ids):
-            raise ExperimentError(what=f"{ids} are not different layer ids from 0 to {n}", where="draft.aux_layers",
+        ids = sorted({min(2, n - 1), n // 2, max(n - 3, 0)}) if asked is None else asked
+        if any(not 0 <= i < n for i in ids) or sorted(set(ids)) != list(ids):
+            raise ExperimentError(what=f"{ids} are not ascending layer ids from 0 to {n - 1}", where="draft.aux_layers",
                                   fix=f"name layers of the target, which has {n}; id i is the residual stream entering layer i")
         return list(ids)
 
@@ -52,7 +51,7 @@ def read_shape(folder: Path) -> TargetShape:
             intermediate_size=config["intermediate_size"], attention_heads=heads, kv_heads=config.get("num_key_value_heads") or heads,
             head_dim=config.get("head_dim") or config["hidden_size"] // heads, rms_norm_eps=config.get("rms_norm_eps", 1e-6),
             rope_parameters=_rope(config), max_position_embeddings=config["max_position_embeddings"],
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)), hidden_act=config.get("hidden_act", "silu"))
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)))
     except KeyError as err:
         raise ExperimentError(what=f"the target's config.json has no {err}", where=f"target.model: {folder}", fix="use a decoder-only model with a Llama-like config") from err
 

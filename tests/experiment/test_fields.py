@@ -59,7 +59,7 @@ def test_fields_that_say_where_it_runs_are_marked():
         "Experiment.store",
         "PromptsSection.path",
         "TargetSection.model",
-        "EngineSettings.kv_cache_bytes",
+        "CaptureSection.kv_cache_bytes",
         "StageResources.gpus",
     } <= marked
     assert {"TrainSection.lr", "SweepSection.k", "TargetSection.dtype"}.isdisjoint(marked)

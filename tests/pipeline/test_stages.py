@@ -66,7 +66,7 @@ def test_only_the_stages_that_are_needed_are_there(stages, changes: dict[str, An
     [
         ({"capture": {"max_tokens": 99}}, {"capture", "train", "quantize", "sweep", "report"}),
         ({"draft": {"aux_layers": [1, 2]}}, {"capture", "train", "quantize", "sweep", "report"}),
-        ({"target": {"model": "./target", "max_model_len": 256, "dtype": "float32"}}, {"capture", "train", "quantize", "sweep", "report"}),
+        ({"target": {"model": "./target", "max_model_len": 512, "dtype": "float32"}}, {"capture", "train", "quantize", "sweep", "report"}),
         ({"train": {"lr": 0.0005}}, {"train", "quantize", "sweep", "report"}),
         ({"draft": {"vocab_size": 64}}, {"train", "quantize", "sweep", "report"}),
         ({"quantize": {"exclude": ["lm_head"]}}, {"quantize", "sweep", "report"}),
@@ -74,7 +74,7 @@ def test_only_the_stages_that_are_needed_are_there(stages, changes: dict[str, An
         ({"hardware": {"name": "mi355x"}}, {"sweep", "report"}),
         ({"store": "elsewhere"}, set()),
         ({"capture": {"concurrency": 3}, "train": {"threads": 1}, "hardware": {"resources": {"train": {"cpus": 1}}}}, set()),
-        ({"sweep": {"engine": {"kv_cache_bytes": 2**28}}}, set()),
+        ({"sweep": {"engine": {"kv_cache_bytes": 2**28}}}, {"sweep", "report"}),
     ],
 )
 def test_a_change_makes_anew_what_it_changes_and_no_more(stages, changes: dict[str, Any], anew: set[str]):

@@ -72,9 +72,9 @@ def test_a_tokenizer_without_a_chat_template_is_refused_and_the_experiments_own_
 def test_aux_layers_default_to_the_reference_codes_and_stay_inside_shallow_targets(target):
     shape = read_shape(target)
     assert shape.layers == 4 and shape.aux_layers(None) == [1, 2]
-    assert shape.aux_layers([0, 4]) == [0, 4]
-    for wrong in ([5], [-1], [1, 1]):
-        with pytest.raises(ExperimentError, match="layer ids from 0 to 4"):
+    assert shape.aux_layers([0, 3]) == [0, 3]
+    for wrong in ([4], [-1], [1, 1], [2, 1]):
+        with pytest.raises(ExperimentError, match="layer ids from 0 to 3"):
             shape.aux_layers(wrong)
 
 
