@@ -85,6 +85,8 @@ def _guarded(command: Callable[[], int], debug: bool) -> int:
             message, exit_code = "interrupted; `raysd run` goes on from the finished stages", 130
         elif isinstance(err, RaysdError):
             message, exit_code = f"error: {err}", err.exit_code
+        elif isinstance(err, BrokenPipeError):
+            return 1  # whoever read the output has gone: there is nobody to tell
         elif isinstance(err, Exception):
             message = f"error: unexpected {type(err).__name__}: {err}\n  fix:   run it again with --debug and report the traceback"
             exit_code = 1
@@ -104,8 +106,6 @@ def _run(args: argparse.Namespace) -> int:
     raise_when_terminated()
     started = time.monotonic()
     experiment, store, planned = _planned(args)
-    with _naming(args.spec):
-        preflight.check_experiment(experiment)
     preflight.check_store(store, experiment, planned)
     with open_display(sys.stderr) as display:
         outcome = run_stages(planned, store, _connect(args.address, experiment, store, display), display)
@@ -147,11 +147,12 @@ def _planned(args: argparse.Namespace) -> tuple[Experiment, LocalStore, list[Pla
     from raysd.artifacts import LocalStore
     from raysd.experiment import load_experiment
     from raysd.pipeline.plan import plan
-    from raysd.pipeline.preflight import stages_of
+    from raysd.pipeline.preflight import check_experiment, stages_of
 
     experiment = load_experiment(args.spec)
     with _naming(args.spec):
         stages = stages_of(experiment)
+        check_experiment(experiment)
     if args.store is not None and ":/" in str(args.store):
         raise ExperimentError(what=f"{args.store} is not a folder", where="--store", fix="name a folder that all nodes share; this version keeps artifacts in folders")
     store = LocalStore(args.store.resolve() if args.store else Path(experiment.store))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,15 @@ def load_experiment(path: Path | str) -> Experiment:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as err:
-        raise ExperimentError(
-            what=f"the experiment file cannot be read: {err.strerror}", where=path, fix="check the path; `jobs/` holds ready experiments"
-        ) from err
     except UnicodeDecodeError as err:
         raise ExperimentError(what="the experiment file is not UTF-8 text", where=path, fix="save it as UTF-8 YAML") from err
+    except (OSError, ValueError) as err:  # ValueError: a NUL in the path
+        raise ExperimentError(
+            what=f"the experiment file cannot be read: {getattr(err, 'strerror', None) or err}", where=path, fix="check the path; `jobs/` holds ready experiments"
+        ) from err
     try:
         document = yaml.load(text, Loader=_StrictLoader)
-    except (yaml.YAMLError, ValueError) as err:  # ValueError: a date that does not exist, such as 2026-13-45
+    except (yaml.YAMLError, ValueError, RecursionError) as err:  # ValueError: a date that does not exist, such as 2026-13-45
         raise ExperimentError(
             what=f"the experiment file is not valid YAML: {_one_line(err)}", where=path, fix="correct the YAML at the line named"
         ) from err
@@ -49,7 +50,8 @@ def dump_experiment(experiment: Experiment) -> str:
 
 def _validated(document: dict[str, Any], path: Path) -> Experiment:
     try:
-        return Experiment.model_validate(document)
+        # By way of JSON, where pydantic's strict mode still reads paths from text, and no longer "100" or true as a number.
+        return Experiment.model_validate_json(json.dumps(document, default=str), strict=True)
     except ValidationError as err:
         problems = [_explained(problem) for problem in err.errors()]
         field, what, fix = problems[0]
@@ -106,7 +108,10 @@ def _absolute_paths(experiment: Experiment, folder: Path) -> Experiment:
     """The experiment with every path absolute, so that it means the same in a Ray job's working directory."""
 
     def absolute(value: Path | None) -> Path | None:
-        return None if value is None else (folder / value.expanduser()).resolve()
+        try:
+            return None if value is None else (folder / value.expanduser()).resolve()
+        except (RuntimeError, ValueError, OSError) as err:  # a user that does not exist, a NUL, a name that is too long
+            raise ExperimentError(what=f"{str(value)[:80]!r} is not a usable path: {err}", where="a path of the experiment file", fix="correct the path") from err
 
     target = experiment.target
     model = target.model

@@ -58,7 +58,7 @@ def capture(run: StageRun, engine_factory: EngineFactory) -> dict[str, Any]:
     prompt_set = load_prompts(run.experiment.prompts)
     prompts = prompt_set.split("train", section.train_prompts) + prompt_set.split("choose", section.choose_prompts)
     tokenizer = load_tokenizer(target, run.experiment.target)
-    rendered = render(prompts, tokenizer, run.experiment.target.max_model_len - section.max_tokens, "prompts.path")
+    rendered = render(prompts, tokenizer, run.experiment.target.max_model_len - section.max_tokens, f"{run.experiment.prompts.path} (prompts.path)")
 
     shards = [range(start, min(start + section.shard_conversations, len(prompts))) for start in range(0, len(prompts), section.shard_conversations)]
     paths = [run.work / f"shard-{number:05d}.safetensors" for number in range(len(shards))]
