@@ -160,8 +160,8 @@ def test_an_engine_that_never_drafts_is_found_before_the_cells(engines, tmp_path
     """The baseline handed out in the place of the draft's engine: its numbers would be a lie."""
 
     @contextlib.contextmanager
-    def only_the_baseline(spec, log_path):
-        yield engines.none
+    def only_the_baseline(asked):
+        yield [engines.none for _ in asked]
 
     with pytest.raises(EngineError, match="bf16-k2 answered 5 prompts and counted no draft"):
         sweep(stage_run(engines.experiment, tmp_path), only_the_baseline)
