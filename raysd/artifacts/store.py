@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from raysd.artifacts.record import Record, read_record, verify_files
+from raysd.artifacts.record import Record, read_record, verify_files, verify_sizes
 from raysd.errors import ArtifactError
 
 
@@ -65,12 +65,7 @@ def check_record(folder: Path, record: Record, key: ArtifactKey) -> None:
     fix = f"delete {folder} to run the stage {key.stage} again"
     if (record.experiment, record.stage, record.fingerprint) != (key.experiment, key.stage, key.fingerprint):
         raise ArtifactError(what=f"the record is that of {record.experiment}/{record.stage}/{record.fingerprint[:12]}", where=folder / "record.json", fix=fix)
-    for name, entry in record.files.items():
-        path = folder / name
-        size_bytes = path.stat().st_size if path.is_file() else None
-        if size_bytes != entry.size_bytes:
-            found = "is missing" if size_bytes is None else f"has {size_bytes} bytes, its record says {entry.size_bytes}"
-            raise ArtifactError(what=f"a file of the artifact {found}", where=path, fix=fix)
+    verify_sizes(folder, record)
 
 
 class LocalStore:
