@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from raysd.draft.batch import Batch, TargetHead, shifted
 from raysd.draft.model import Eagle3Draft
+from raysd.hidden_states.shards import Conversation
 
 
 @dataclass
@@ -16,7 +18,7 @@ class StepLosses:
 
     loss: torch.Tensor
     per_step: list[float]
-    """Mean soft cross-entropy of each draft step, in nat."""
+    """Soft cross-entropy of each draft step, in nat: the mean over the rows that count, or this batch's share of it."""
 
 
 class SoftCrossEntropy(torch.autograd.Function):
@@ -40,11 +42,19 @@ class SoftCrossEntropy(torch.autograd.Function):
         return gradient * grad.to(gradient.dtype), None, None
 
 
-def unrolled_loss(draft: Eagle3Draft, batch: Batch, target: TargetHead, token_to_draft: torch.Tensor, ttt_steps: int, ttt_decay: float) -> StepLosses:
+def counted_rows(conversations: Sequence[Conversation], token_to_draft: torch.Tensor, ttt_steps: int) -> list[int]:
+    """How many rows count at each draft step: those whose token t + 2 + j is known and in the draft's vocabulary."""
+    tokens = [each.token_ids[each.prompt_tokens + 1:].to(token_to_draft.device) for each in conversations]
+    return [sum(int((token_to_draft[answer[step:]] >= 0).sum()) for answer in tokens) for step in range(ttt_steps)]
+
+
+def unrolled_loss(draft: Eagle3Draft, batch: Batch, target: TargetHead, token_to_draft: torch.Tensor, ttt_steps: int, ttt_decay: float,
+                  counted: Sequence[int]) -> StepLosses:
     """Training-time test (EAGLE-3, arXiv 2503.01840): the draft runs on its own outputs with the captured tokens, and every step is scored.
 
     Step j weighs ttt_decay ** j. A row counts at step j if token t + 2 + j is known and in the draft's vocabulary: elsewhere the draft cannot be right
-    (the mask of EAGLE-3's reference code). token_to_draft: int64 [target vocabulary], -1 outside.
+    (the mask of EAGLE-3's reference code). token_to_draft: int64 [target vocabulary], -1 outside. counted: the rows that the losses of each step are
+    divided by (`counted_rows`), of all conversations whose losses are to be summed.
     """
     with torch.no_grad():
         soft_MV = target.log_probabilities(batch.last_states_MH).exp()
@@ -53,8 +63,8 @@ def unrolled_loss(draft: Eagle3Draft, batch: Batch, target: TargetHead, token_to
     for step in range(ttt_steps):
         if step:
             normed, unrolling = draft.next(batch.rows, unrolling, batch.ahead_SM[step])
-        counted = batch.known_SM[step + 1] & (token_to_draft[batch.ahead_SM[step + 1]] >= 0)
-        weights = counted / counted.sum().clamp(min=1)
+        counts = batch.known_SM[step + 1] & (token_to_draft[batch.ahead_SM[step + 1]] >= 0)
+        weights = counts / max(1, counted[step])
         loss = SoftCrossEntropy.apply(draft.logits(normed), shifted(batch.rows, soft_MV, step), weights)
         total = total + ttt_decay ** step * loss
         per_step.append(float(loss.detach()))

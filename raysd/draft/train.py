@@ -13,10 +13,10 @@ import torch
 
 from raysd.artifacts.stage import StageRun
 from raysd.draft.acceptance import AcceptanceCounts, ServedAcceptance
-from raysd.draft.batch import ROW_BUCKET, TargetHead, pack
+from raysd.draft.batch import TargetHead
 from raysd.draft.checkpoint import save_draft
+from raysd.draft.gradient import StepGradient, parts_of
 from raysd.draft.initial import initialise
-from raysd.draft.loss import unrolled_loss
 from raysd.draft.model import Eagle3Draft
 from raysd.draft.replay import replay, teacher_forced_accuracy
 from raysd.draft.schedule import conversation_order, lr_factor
@@ -50,8 +50,6 @@ def train(run: StageRun, served_acceptance: ServedAcceptance) -> dict[str, Any]:
     Metrics: steps, elapsed_s, tokens_s, parameters, vocab_size, vocab_coverage_frac (choose split), replay and served acceptance on the choose split.
     """
     section = run.experiment.train
-    # Said outright: Ray starts a job's driver with OMP_NUM_THREADS=1.
-    torch.set_num_threads(section.threads or len(os.sched_getaffinity(0)))
     run.progress("reading the captured states")
     capture = run.inputs["capture"]
     learn, choose = Captured(capture, "train"), Captured(capture, "choose")
@@ -65,9 +63,13 @@ def train(run: StageRun, served_acceptance: ServedAcceptance) -> dict[str, Any]:
     curve, best = Curve(), None
     started = time.monotonic()
     steps, tokens = 0, 0
-    for steps, tokens, evaluated in _steps(draft, target_head, token_to_draft, section, learn, choose, curve, run.progress):  # noqa: B007 (read after the loop)
-        if evaluated is not None and (best is None or evaluated.acceptance_length > best[0].acceptance_length):
-            best = (evaluated, steps, copy.deepcopy(draft.state_dict()))
+    # Said outright: Ray starts a job's driver with OMP_NUM_THREADS=1.
+    threads = section.threads or len(os.sched_getaffinity(0))
+    parts = parts_of(section.conversations_per_step, threads, draft.embedding.device)
+    with StepGradient(draft, target_head, token_to_draft, section, threads, parts) as step_gradient:
+        for steps, tokens, evaluated in _steps(draft, step_gradient, section, learn, choose, curve, run.progress):  # noqa: B007 (read after the loop)
+            if evaluated is not None and (best is None or evaluated.acceptance_length > best[0].acceptance_length):
+                best = (evaluated, steps, copy.deepcopy(draft.state_dict()))
     elapsed_s = time.monotonic() - started
     draft.load_state_dict(best[2])
 
@@ -102,11 +104,9 @@ def _new_draft(experiment: Experiment, target: Path, learn: Captured) -> tuple[E
     return draft, TargetHead(norm.to(device), head[vocabulary].to(device), shape.rms_norm_eps), token_to_draft.to(device)
 
 
-def _steps(draft: Eagle3Draft, target_head: TargetHead, token_to_draft: torch.Tensor, section: TrainSection, learn: Captured, choose: Captured,
-           curve: Curve, progress: Any):
+def _steps(draft: Eagle3Draft, step_gradient: StepGradient, section: TrainSection, learn: Captured, choose: Captured, curve: Curve, progress: Any):
     """Optimiser steps; yields (steps done, tokens seen, counts of a replay if one was due). Raises StageError if the loss stops being a number."""
-    device = draft.embedding.device
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=section.autocast == "bfloat16")
+    autocast = torch.autocast(draft.embedding.device.type, torch.bfloat16, enabled=section.autocast == "bfloat16")
     optimiser = torch.optim.AdamW(draft.parameters(), lr=section.lr, betas=(0.9, 0.95), weight_decay=section.weight_decay, fused=True)
     order = conversation_order(len(learn), section.steps * section.conversations_per_step, section.seed)
     due = {max(1, section.steps * (i + 1) // section.evaluations) for i in range(section.evaluations)}
@@ -115,12 +115,8 @@ def _steps(draft: Eagle3Draft, target_head: TargetHead, token_to_draft: torch.Te
         for group in optimiser.param_groups:
             group["lr"] = section.lr * lr_factor(step, section.steps, section.warmup_frac, section.decay_frac)
         chosen = order[step * section.conversations_per_step:(step + 1) * section.conversations_per_step]
-        batch = pack([learn[i] for i in chosen], section.ttt_steps, device, ROW_BUCKET)
-        with autocast:
-            losses = unrolled_loss(draft, batch, target_head, token_to_draft, section.ttt_steps, section.ttt_decay)
-        losses.loss.backward()
+        loss = step_gradient([learn[i] for i in chosen])
         torch.nn.utils.clip_grad_norm_(draft.parameters(), section.grad_clip, error_if_nonfinite=False)
-        loss = float(losses.loss.detach())
         if loss != loss or loss in (float("inf"), float("-inf")):
             raise StageError(what=f"the loss is {loss} at step {step + 1}", where="train", fix="lower train.lr or train.grad_clip")
         optimiser.step()

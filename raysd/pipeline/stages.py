@@ -10,7 +10,7 @@ from raysd.artifacts import ArtifactKey, fingerprint
 from raysd.experiment import Experiment
 from raysd.prompts.prompt_set import PromptSet
 
-VERSIONS = {"capture": 1, "train": 1, "quantize": 1, "sweep": 1, "report": 1}
+VERSIONS = {"capture": 1, "train": 2, "quantize": 1, "sweep": 1, "report": 1}
 """Stage to the version of its code, in the order they run: raise it when new code makes something else of the same inputs."""
 
 

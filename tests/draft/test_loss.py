@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from raysd.draft.batch import TargetHead, pack
-from raysd.draft.loss import SoftCrossEntropy, unrolled_loss
+from raysd.draft.loss import SoftCrossEntropy, counted_rows, unrolled_loss
 from tests.tiny_drafts import TARGET_VOCAB, conversation, small_draft
 
 
@@ -19,7 +19,7 @@ def setup():
 def test_each_step_is_scored_against_the_targets_distribution_one_token_further_on():
     draft, head, token_to_draft = setup()
     c = conversation(15, 5, seed=3)
-    got = unrolled_loss(draft, pack([c], 2), head, token_to_draft, 2, 0.8)
+    got = unrolled_loss(draft, pack([c], 2), head, token_to_draft, 2, 0.8, counted_rows([c], token_to_draft, 2))
     with torch.no_grad():
         batch = pack([c], 2)
         normed0, unrolling = draft.first(batch.rows)
@@ -41,7 +41,8 @@ def test_each_step_is_scored_against_the_targets_distribution_one_token_further_
 def test_rows_that_only_round_a_batch_up_change_nothing():
     draft, head, token_to_draft = setup()
     conversations = [conversation(15, 5, seed=3), conversation(22, 4, seed=4)]
-    exact, rounded = (unrolled_loss(draft, pack(conversations, 2, row_bucket=bucket), head, token_to_draft, 2, 0.8) for bucket in (1, 64))
+    counted = counted_rows(conversations, token_to_draft, 2)
+    exact, rounded = (unrolled_loss(draft, pack(conversations, 2, row_bucket=bucket), head, token_to_draft, 2, 0.8, counted) for bucket in (1, 64))
     batch = pack(conversations, 2, row_bucket=64)
     assert len(batch.rows.tokens_N) % 64 == 0 and batch.ahead_SM.shape[1] % 64 == 0
     torch.testing.assert_close(rounded.loss, exact.loss)
@@ -52,11 +53,12 @@ def test_rows_that_only_round_a_batch_up_change_nothing():
 
 def test_the_loss_falls_when_a_draft_is_fitted_to_one_conversation():
     draft, head, token_to_draft = setup()
-    batch = pack([conversation(40, 5, seed=5)], 2)
+    c = conversation(40, 5, seed=5)
+    batch, counted = pack([c], 2), counted_rows([c], token_to_draft, 2)
     optimiser = torch.optim.AdamW(draft.parameters(), lr=3e-3)
     losses = []
     for _ in range(40):
-        loss = unrolled_loss(draft, batch, head, token_to_draft, 2, 0.8).loss
+        loss = unrolled_loss(draft, batch, head, token_to_draft, 2, 0.8, counted).loss
         loss.backward()
         optimiser.step()
         optimiser.zero_grad()

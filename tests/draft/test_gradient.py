@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import torch
+
+from raysd.draft.batch import TargetHead, pack
+from raysd.draft.gradient import StepGradient, balanced
+from raysd.draft.loss import counted_rows, unrolled_loss
+from raysd.experiment.train import TrainSection
+from tests.tiny_drafts import TARGET_VOCAB, conversation, small_draft
+
+CONVERSATIONS = [conversation(tokens, 5, seed=tokens) for tokens in (15, 40, 22, 9, 31)]
+SECTION = TrainSection(conversations_per_step=5, ttt_steps=3, autocast="float32")
+
+
+def gradients_with(threads: int, section: TrainSection = SECTION) -> tuple[float, list[torch.Tensor]]:
+    before = torch.get_num_threads()
+    draft, head, token_to_draft = setup()
+    try:
+        with StepGradient(draft, head, token_to_draft, section, threads, min(threads, 5)) as step_gradient:
+            return step_gradient(CONVERSATIONS), [parameter.grad for parameter in draft.parameters()]
+    finally:
+        torch.set_num_threads(before)
+
+
+def setup():
+    draft = small_draft()
+    torch.manual_seed(7)
+    head = TargetHead(torch.ones(32), torch.randn(draft.shape.vocab_size, 32), 1e-5)
+    token_to_draft = torch.full((TARGET_VOCAB,), -1)
+    token_to_draft[draft.draft_to_target] = torch.arange(draft.shape.vocab_size)
+    return draft, head, token_to_draft
+
+
+def test_any_number_of_threads_gives_the_gradient_of_the_whole_step():
+    draft, head, token_to_draft = setup()
+    losses = unrolled_loss(draft, pack(CONVERSATIONS, 3), head, token_to_draft, 3, 0.8, counted_rows(CONVERSATIONS, token_to_draft, 3))
+    expected = torch.autograd.grad(losses.loss, list(draft.parameters()))
+    for threads in (1, 2, 3, 8):
+        loss, got = gradients_with(threads)
+        torch.testing.assert_close(loss, float(losses.loss.detach()), rtol=1e-5, atol=1e-6)
+        for one, other in zip(got, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_threads_give_the_same_bits_each_time():
+    section = SECTION.model_copy(update={"autocast": "bfloat16"})
+    first, *more = (gradients_with(3, section)[1] for _ in range(20))
+    assert all(torch.equal(one, other) for gradients in more for one, other in zip(first, gradients, strict=True))
+
+
+def test_conversations_are_shared_out_by_length():
+    assert balanced([10, 90, 40, 50, 10], 2) == [[1, 0], [3, 2, 4]]
+    assert balanced([5], 4) == [[0]]
+    assert sorted(sum(balanced(list(range(17)), 3), [])) == list(range(17))
