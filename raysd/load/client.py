@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,25 +53,22 @@ class RequestResult:
     chunk_tokens: tuple[int, ...] = ()
 
 
-def run_closed_loop(base_url: str, model: str, requests: Sequence[CompletionRequest], concurrency: int, timeout_s: float,
-                    on_result: Callable[[RequestResult], None] = lambda result: None) -> list[RequestResult]:
+def run_closed_loop(base_url: str, model: str, requests: Sequence[CompletionRequest], concurrency: int, timeout_s: float) -> list[RequestResult]:
     """Sends all requests, `concurrency` of them in flight at any moment until they run out; the results are in the order of the requests.
 
     base_url: without `/v1`. timeout_s: the longest that one request may take. A request that is refused, cut off, garbled or too slow has its
-    `error` set, and the others go on. on_result is called as each ends, between the others' chunks: it must be quick.
+    `error` set, and the others go on.
     """
-    return asyncio.run(_closed_loop(base_url, model, requests, concurrency, timeout_s, on_result))
+    return asyncio.run(_closed_loop(base_url, model, requests, concurrency, timeout_s))
 
 
-async def _closed_loop(base_url: str, model: str, requests: Sequence[CompletionRequest], concurrency: int, timeout_s: float,
-                       on_result: Callable[[RequestResult], None]) -> list[RequestResult]:
+async def _closed_loop(base_url: str, model: str, requests: Sequence[CompletionRequest], concurrency: int, timeout_s: float) -> list[RequestResult]:
     results: list[RequestResult | None] = [None] * len(requests)
     waiting = iter(enumerate(requests))
 
     async def slot(session: aiohttp.ClientSession) -> None:
         for index, request in waiting:  # shared by all slots: each takes the next one as soon as its last has ended
             results[index] = await _answer(session, f"{base_url}/v1/completions", request, model, timeout_s)
-            on_result(results[index])
 
     connector = aiohttp.TCPConnector(limit=0)
     async with (aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None), read_bufsize=READ_BUFFER_BYTES) as session,

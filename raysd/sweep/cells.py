@@ -17,8 +17,6 @@ class Cell:
 
     arm: str
     workload: str
-    isl: int | None
-    """Prompt length asked for, in tokens; None for real prompts, whose length is what it is."""
     osl: int
     concurrency: int
     k: int | None
@@ -34,7 +32,7 @@ class Cell:
 
     def identity(self) -> dict[str, Any]:
         """The values that make this cell this cell, JSON-ready."""
-        return {"arm": self.arm, "workload": self.workload, "isl": self.isl, "osl": self.osl, "concurrency": self.concurrency, "k": self.k,
+        return {"arm": self.arm, "workload": self.workload, "osl": self.osl, "concurrency": self.concurrency, "k": self.k,
                 "block": self.block, "requests": self.requests}
 
 
@@ -49,7 +47,7 @@ def plan_cells(sweep: SweepSection) -> list[Cell]:
     Within a block the arms take turns at each workload and concurrency: what is compared is measured within minutes of each other.
     """
     engines = plan_engines(sweep)
-    return [Cell(arm=arm, workload=workload.name, isl=None, osl=workload.osl, concurrency=concurrency, k=k, block=block,
+    return [Cell(arm=arm, workload=workload.name, osl=workload.osl, concurrency=concurrency, k=k, block=block,
                  requests=concurrency * sweep.requests_per_slot)
             for block in range(sweep.blocks)
             for workload in sweep.workloads

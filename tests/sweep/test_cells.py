@@ -31,7 +31,7 @@ def test_the_baseline_needs_one_engine_whatever_the_ks():
 
 
 def cell(**values) -> Cell:
-    return Cell(**{"arm": "none", "workload": "report", "isl": None, "osl": 8, "concurrency": 2, "k": None, "block": 0, "requests": 4} | values)
+    return Cell(**{"arm": "none", "workload": "report", "osl": 8, "concurrency": 2, "k": None, "block": 0, "requests": 4} | values)
 
 
 def test_prompts_are_the_same_across_arms_and_others_in_every_block():
