@@ -202,7 +202,7 @@ def test_the_demo_prompts_are_diverse_short_and_held_out_by_topic():
 def test_every_form_of_the_held_out_demo_prompts_is_trained_on():
     rows = [json.loads(line) for line in (DEMO / "short-requests.jsonl").read_text(encoding="utf-8").split("\n") if line]
     forms = {split: {row["form"] for row in rows if row["split"] == split} for split in ("train", "choose", "report")}
-    assert len(forms["train"]) >= 24 and forms["choose"] | forms["report"] <= forms["train"]
+    assert len(forms["train"]) >= 12 and forms["choose"] | forms["report"] <= forms["train"]
 
 
 def test_the_first_part_of_the_demo_train_split_is_as_diverse_as_the_whole():
