@@ -22,14 +22,14 @@ def main(command: list[str]) -> int:
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)  # in this process's group
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a SIGTERM to the group is the child's to answer
     owner_gone = threading.Event()
-    threading.Thread(target=_end_group_with_owner, args=(owner_gone,), daemon=True).start()
+    threading.Thread(target=end_group_with_owner, args=(owner_gone,), daemon=True).start()
     code = child.wait()
     if owner_gone.is_set():
         time.sleep(2 * PATIENCE_S)  # the child is only one of the engine's processes: the thread ends the group, and this process with it
     return 128 - code if code < 0 else code  # as a shell says it: 128 + signal
 
 
-def _end_group_with_owner(owner_gone: threading.Event) -> None:
+def end_group_with_owner(owner_gone: threading.Event) -> None:
     while os.read(0, 1):  # nobody writes: it returns b"" when the owner has ended
         pass
     owner_gone.set()

@@ -1,55 +1,50 @@
-"""The capture engine: vLLM in this process's charge, generating with hidden states handed out by our connector."""
+"""The capture engines: vLLM processes that generate with hidden states handed out by our connector, and what raysd reads of them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
-import time
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from raysd.backends.cpu_engine import cpu_environment
+from raysd.backends.cpu_engine import cpu_environment, share
+from raysd.backends.process_group import end_group
 from raysd.errors import EngineError
 from raysd.experiment import Experiment
 from raysd.hidden_states.capture import Answer
 
-STATES_TIMEOUT_S = 120
-"""Longest wait for the file of a request that has ended; it is written in the engine's next step."""
-
 
 @contextlib.contextmanager
 def capture_engine(experiment: Experiment, target: Path, layer_ids: list[int], scratch: Path) -> Iterator[VllmCaptureEngine]:
-    """A running vLLM engine for the capture stage (an EngineFactory). Raises EngineError if it does not start."""
+    """The running vLLM engines of the capture stage (an EngineFactory); every process of them has ended on exit. Raises EngineError if one does not start."""
     folder = scratch / "states"
     shutil.rmtree(folder, ignore_errors=True)  # left by an attempt that was killed
-    folder.mkdir(parents=True)
-    # vLLM reads its settings from this process's environment and hands it on to the engine's.
-    if experiment.hardware.name == "cpu":
-        os.environ.update(cpu_environment(os.environ))
-        for name in ("OMP_NUM_THREADS", "VLLM_CPU_KVCACHE_SPACE"):  # Ray sets the one to 1; the other would override kv_cache_bytes
-            os.environ.pop(name, None)
-    os.environ.update({"VLLM_NO_USAGE_STATS": "1", **experiment.sweep.engine.env})
-    from vllm import LLM
-
+    workers: list[Worker] = []
     try:
-        llm = LLM(**engine_arguments(experiment, target, layer_ids, folder))
-    except Exception as err:  # vLLM raises whatever its engine process died of
-        raise EngineError(what=f"vLLM did not start for capture: {err}", where=f"target.model: {target}", fix="read the engine's lines above in the job's log") from err
-    try:
-        yield VllmCaptureEngine(llm, experiment)
+        for number in range(experiment.capture.engines):
+            (folder / str(number)).mkdir(parents=True)
+            workers.append(Worker(experiment, engine_arguments(experiment, target, layer_ids, folder / str(number)), number))
+        for worker in workers:
+            worker.receive()  # it is ready
+        yield VllmCaptureEngine(workers, experiment)
     finally:
-        llm.llm_engine.engine_core.shutdown()
+        with contextlib.ExitStack() as stops:  # one that does not end keeps no other from being ended
+            for worker in workers:
+                stops.callback(worker.stop)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def engine_arguments(experiment: Experiment, target: Path, layer_ids: list[int], folder: Path) -> dict[str, Any]:
-    """vLLM's arguments, as plain data. Prefix caching and chunked prefill are off: both leave tokens without a state."""
+    """vLLM's arguments of one engine, as plain data. Prefix caching and chunked prefill are off: both leave tokens without a state."""
     section, capture = experiment.target, experiment.capture
     arguments: dict[str, Any] = {
         "model": str(target), "dtype": section.dtype, "tensor_parallel_size": section.tensor_parallel, "max_model_len": section.max_model_len,
-        "trust_remote_code": section.trust_remote_code, "max_num_seqs": capture.concurrency,
+        "trust_remote_code": section.trust_remote_code, "max_num_seqs": _concurrency(experiment),
         "max_num_batched_tokens": max(section.max_model_len, 4096), "enable_prefix_caching": False, "enable_chunked_prefill": False,
         "enforce_eager": True,  # one pass over the prompts does not earn back a compilation
         "disable_log_stats": True, "generation_config": "vllm",
@@ -59,58 +54,80 @@ def engine_arguments(experiment: Experiment, target: Path, layer_ids: list[int],
                                "kv_role": "kv_producer", "kv_connector_extra_config": {"folder": str(folder)}},
     }
     if experiment.hardware.name == "cpu":
-        arguments["kv_cache_memory_bytes"] = capture.kv_cache_bytes
+        arguments["kv_cache_memory_bytes"] = capture.kv_cache_bytes // capture.engines
     else:
         arguments["gpu_memory_utilization"] = experiment.sweep.engine.gpu_memory_frac
     return arguments
 
 
-class VllmCaptureEngine:
-    """Answers token prompts and reads the states that the connector wrote (a CaptureEngine)."""
+def _concurrency(experiment: Experiment) -> int:
+    return -(-experiment.capture.concurrency // experiment.capture.engines)
 
-    def __init__(self, llm: Any, experiment: Experiment) -> None:
-        self._engine = llm.llm_engine
-        self._capture = experiment.capture
+
+class Worker:
+    """A process with one engine (capture_worker.py), leader of its process group."""
+
+    def __init__(self, experiment: Experiment, arguments: dict[str, Any], number: int) -> None:
+        """Starts it; number: which of the engines it is. Its lines go where this process's go."""
+        environment, cores = {**os.environ, "VLLM_NO_USAGE_STATS": "1"}, sorted(os.sched_getaffinity(0))
+        if experiment.hardware.name == "cpu":
+            cores = share(cores, experiment.capture.engines)[number]
+            environment = cpu_environment(environment, cores, experiment.target.tensor_parallel)
+        self._connection, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen([sys.executable, "-m", "raysd.backends.capture_worker", str(theirs.fileno())], stdin=subprocess.PIPE,
+                                             pass_fds=[theirs.fileno()], start_new_session=True, env={**environment, **experiment.sweep.engine.env})
+        self._where = f"target.model: {arguments['model']}"
+        self.send({"engine": arguments, "cores": cores})
+
+    @property
+    def connection(self) -> Connection:
+        return self._connection
+
+    def send(self, message: Any) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it has ended: `receive` says why
+            self._connection.send(message)
+
+    def receive(self) -> Any:
+        """What the worker says next. Raises EngineError if it says that it failed, or has ended."""
+        fix = "read the engine's lines in the job's log"
+        try:
+            message = self._connection.recv()
+        except (EOFError, ConnectionError) as err:
+            raise EngineError(what=f"the vLLM engine for capture ended with exit code {self._process.wait()}", where=self._where, fix=fix) from err
+        if isinstance(message, str):
+            raise EngineError(what=message, where=self._where, fix=fix)
+        return message
+
+    def stop(self) -> None:
+        end_group(self._process, self._where)
+        self._connection.close()
+
+
+class VllmCaptureEngine:
+    """Shares token prompts out to the engines and reads the states that the connector wrote (a CaptureEngine)."""
+
+    def __init__(self, workers: Sequence[Worker], experiment: Experiment) -> None:
+        self._workers, self._experiment = workers, experiment
 
     def answers(self, prompts: Sequence[list[int]]) -> Iterator[Answer]:
-        from vllm import SamplingParams
-
-        params = SamplingParams(max_tokens=self._capture.max_tokens, temperature=self._capture.temperature, seed=self._capture.seed, detokenize=False,
-                                extra_args={"kv_transfer_params": {"include_output_tokens": True}})
-        queue = iter(enumerate(prompts))
-        in_flight = 0
-        finished: list[tuple[int, Any]] = []
-        while True:
-            # Requests go in as others leave, so that the order of work follows the order of prompts and shards complete early.
-            while in_flight < self._capture.concurrency and (entry := next(queue, None)) is not None:
-                index, token_ids = entry
-                self._engine.add_request(str(index), {"prompt_token_ids": token_ids}, params)
-                in_flight += 1
-            if not in_flight:
-                break
-            for output in self._engine.step():
-                if output.finished:
-                    in_flight -= 1
-                    finished.append((int(output.request_id), output))
-            while finished and (in_flight == 0 or _is_written(finished[0][1])):
-                yield self._answer(*finished.pop(0))
-        for index, output in finished:
-            yield self._answer(index, output)
-
-    def _answer(self, index: int, output: Any) -> Answer:
-        from safetensors.torch import load_file
-
-        path = Path(output.kv_transfer_params["hidden_states_path"])
-        deadline = time.monotonic() + STATES_TIMEOUT_S
-        while not path.is_file():
-            if time.monotonic() > deadline:
-                raise EngineError(what=f"no hidden states of request {index} within {STATES_TIMEOUT_S} s", where=path, fix="read the engine's lines in the job's log")
-            time.sleep(0.01)
-        states = load_file(path)["states"]
-        path.unlink()
-        completion = output.outputs[0]
-        return Answer(index, list(output.prompt_token_ids) + list(completion.token_ids), completion.finish_reason, states)
+        capture = self._experiment.capture
+        sampling = {"max_tokens": capture.max_tokens, "temperature": capture.temperature, "seed": capture.seed}
+        by_connection = {}
+        for number, worker in enumerate(self._workers):
+            # Every engine's share follows the order of the prompts, so that shards complete early.
+            own = list(enumerate(prompts))[number::len(self._workers)]
+            worker.send({"prompts": own, "concurrency": _concurrency(self._experiment), "sampling": sampling})
+            by_connection[worker.connection] = [worker, len(own)]
+        while open_connections := [connection for connection, (_, left) in by_connection.items() if left]:
+            for connection in wait(open_connections):
+                by_connection[connection][1] -= 1
+                yield _answer(*by_connection[connection][0].receive())
 
 
-def _is_written(output: Any) -> bool:
-    return os.path.exists(output.kv_transfer_params["hidden_states_path"])
+def _answer(index: int, token_ids: list[int], finish_reason: str, path: str) -> Answer:
+    from safetensors.torch import load_file
+
+    states = load_file(path)["states"]
+    os.unlink(path)
+    return Answer(index, token_ids, finish_reason, states)

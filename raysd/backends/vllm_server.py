@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from raysd.backends import keeper
 from raysd.backends.cpu_engine import cpu_environment
 from raysd.backends.engine_log import telling_lines
+from raysd.backends.process_group import end_group
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.errors import EngineError
 from raysd.sweep.engine import EngineSpec
@@ -24,7 +24,6 @@ from raysd.sweep.engine import EngineSpec
 MODEL_NAME = "target"
 HOST = "127.0.0.1"
 POLL_S = 0.25
-STOP_PATIENCE_S = 15.0
 HTTP_TIMEOUT_S = 10.0
 
 
@@ -66,10 +65,7 @@ def server_environment(spec: EngineSpec, base: Mapping[str, str]) -> dict[str, s
     """The environment of the server: `base`, what vLLM needs to run fast on this hardware, and the settings' `env`, which wins."""
     environment = {**base, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}  # the target is a folder: nothing is to be fetched
     if spec.hardware == "cpu":
-        environment |= cpu_environment(base)
-        environment["VLLM_CPU_OMP_THREADS_BIND"] = _cores_by_rank(sorted(os.sched_getaffinity(0)), spec.tensor_parallel)
-        environment.pop("VLLM_CPU_KVCACHE_SPACE", None)  # would override --kv-cache-memory-bytes
-        environment.pop("OMP_NUM_THREADS", None)  # Ray sets 1
+        environment = cpu_environment(environment, sorted(os.sched_getaffinity(0)), spec.tensor_parallel)
     return {**environment, **spec.settings.env}
 
 
@@ -120,18 +116,7 @@ class VllmServer:
 
     def stop(self) -> None:
         """Ends every process of the server: SIGTERM to its group, SIGKILL after 15 s. Returns when none is left."""
-        for ending in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, ending)
-            deadline = time.monotonic() + STOP_PATIENCE_S
-            while time.monotonic() < deadline:
-                self._process.poll()  # reaps it
-                if not group_members(self._process.pid):
-                    self._process.stdin.close()
-                    return
-                time.sleep(0.05)
-        raise EngineError(what=f"processes {group_members(self._process.pid)} of the vLLM engine do not end", where=self.log_path,
-                          fix="they hang in the kernel (a device driver?): look at `ps`, end them, then run again")
+        end_group(self._process, self.log_path)
 
     def _metrics(self) -> str:
         try:
@@ -206,18 +191,6 @@ def parse_acceptance(metrics: str) -> AcceptanceCounts:
     return AcceptanceCounts(totals["num_drafts"], totals["num_draft_tokens"], totals["num_accepted_tokens"], per_position)
 
 
-def group_members(group: int) -> list[int]:
-    """Processes of a process group that still run; a zombie, which only waits for its parent to read its exit code, does not."""
-    import psutil
-
-    members = []
-    for pid in psutil.pids():
-        with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
-            if os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                members.append(pid)
-    return members
-
-
 def _samples(metrics: str):
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -229,9 +202,3 @@ def _flag(name: str, value: str | float | bool) -> list[str]:
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
     return [f"--{name}", str(value)]
-
-
-def _cores_by_rank(cores: Sequence[int], ranks: int) -> str:
-    """vLLM's `VLLM_CPU_OMP_THREADS_BIND`: `|` between the core lists of the ranks, which share the cores evenly (and overlap if there are too few)."""
-    shares = [cores[rank * len(cores) // ranks:(rank + 1) * len(cores) // ranks] or [cores[rank % len(cores)]] for rank in range(ranks)]
-    return "|".join(",".join(map(str, share)) for share in shares)

@@ -18,9 +18,11 @@ class CaptureSection(Section):
     """How many prompts of the train split to answer; null: all."""
     choose_prompts: int | None = Field(None, ge=1)
     """How many prompts of the choose split to answer; null: all."""
+    engines: Placement[int] = Field(1, ge=1)
+    """vLLM engines that answer side by side, on CPU: they share the prompts, the cores, `concurrency` and `kv_cache_bytes`."""
     concurrency: Placement[int] = Field(256, ge=1)
-    """Conversations that the engine holds at once."""
+    """Conversations that the engines hold at once, all together."""
     shard_conversations: Placement[int] = Field(256, ge=1)
     """Conversations in one shard file."""
     kv_cache_bytes: Placement[int] = Field(4 * 2**30, ge=2**26)
-    """Memory of the capturing engine's KV cache on CPU, hidden states included."""
+    """Memory of the KV caches on CPU, hidden states included."""

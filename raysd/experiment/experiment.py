@@ -46,10 +46,12 @@ class Experiment(Section):
                     )
         if self.train is not None and self.capture is None:
             raise ValueError("train: has nothing to learn from; add `capture: {}` or remove the section")
+        if self.capture is not None and self.capture.engines > 1 and self.hardware.name != "cpu":
+            raise ValueError("capture.engines: several engines are for hardware.name: cpu, where they share the cores; use 1")
         if self.quantize is not None and self.train is None and self.draft.checkpoint is None:
             raise ValueError("quantize: there is no draft to quantize; add `capture: {}` and `train: {}`, or a draft.checkpoint")
         if "fp8" in self.sweep.arms and self.quantize is None:
             raise ValueError("sweep.arms: holds fp8, but there is no quantize section; add `quantize: {}` or remove the arm")
-        if self.store.startswith(("s3:", "gs:", "http:", "https:")):
-            raise ValueError(f"store: {self.store} is not a folder; this version keeps artifacts in a folder that all nodes share")
+        if not self.store.strip() or "://" in self.store or self.store.startswith(("s3:", "gs:", "http:", "https:")):
+            raise ValueError(f"store: `{self.store}` is not a folder; this version keeps artifacts in a folder that all nodes share")
         return self

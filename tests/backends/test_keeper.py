@@ -7,7 +7,7 @@ import time
 import pytest
 
 from raysd.backends import keeper
-from raysd.backends.vllm_server import group_members
+from raysd.backends.process_group import group_members
 
 STUBBORN = """
 import signal, subprocess, sys, time

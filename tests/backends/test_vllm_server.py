@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from raysd.backends.engine_log import telling_lines
-from raysd.backends.vllm_server import free_ports, group_members, parse_acceptance, server_command, server_environment, start_server
+from raysd.backends.process_group import group_members
+from raysd.backends.vllm_server import free_ports, parse_acceptance, server_command, server_environment, start_server
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.errors import EngineError
 from raysd.experiment.sweep import EngineSettings
@@ -56,8 +57,8 @@ def test_a_gpu_engine_takes_a_share_of_the_gpu_and_no_cpu_settings():
 def test_a_cpu_engine_gets_exactly_its_kv_cache_and_all_cores_of_this_process():
     assert value_of(server_command(spec(), 1), "--kv-cache-memory-bytes") == str(2**26)
     environment = server_environment(spec(), {"VLLM_CPU_KVCACHE_SPACE": "40", "OMP_NUM_THREADS": "1", "HOME": "/home/a"})
-    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    assert not {"VLLM_CPU_KVCACHE_SPACE", "OMP_NUM_THREADS"} & set(environment)
+    assert environment["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
+    assert "VLLM_CPU_KVCACHE_SPACE" not in environment
     assert environment["HOME"] == "/home/a"
 
 
@@ -67,9 +68,15 @@ def test_ranks_of_one_engine_share_the_cores(monkeypatch):
     assert server_environment(spec(tensor_parallel=6), {})["VLLM_CPU_OMP_THREADS_BIND"].count("|") == 5
 
 
+def test_an_engine_of_one_rank_computes_in_its_own_process_and_ranks_in_theirs(monkeypatch):
+    assert server_environment(spec(), {})["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+    ranks = server_environment(spec(tensor_parallel=2), {"OMP_NUM_THREADS": "1"})
+    assert not {"VLLM_ENABLE_V1_MULTIPROCESSING", "OMP_NUM_THREADS", "KMP_AFFINITY"} & set(ranks)
+
+
 def test_the_environment_of_the_experiment_wins_and_preloads_are_kept():
-    environment = server_environment(spec(settings=EngineSettings(env={"VLLM_CPU_OMP_THREADS_BIND": "auto"})), {"LD_PRELOAD": "/lib/own.so"})
-    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "auto"
+    environment = server_environment(spec(settings=EngineSettings(env={"OMP_NUM_THREADS": "7"})), {"LD_PRELOAD": "/lib/own.so"})
+    assert environment["OMP_NUM_THREADS"] == "7"
     assert "/lib/own.so" in environment["LD_PRELOAD"].split(":")
 
 

@@ -45,6 +45,9 @@ BAD = [  # the change to the file, the field that the message names, words of th
     ("queueing", ("quantize: {}", "quantize: {}\nsweep: {concurrency: [64]}"), "sweep.concurrency", "max_num_seqs"),
     ("a bad name", ("name: tiny", "name: ../tiny"), "name", "'../tiny'"),
     ("a store in a bucket", ("store: runs", "store: s3://bucket/x"), "store", "not a folder"),
+    ("a store in another file system", ("store: runs", "store: hdfs://name/x"), "store", "not a folder"),
+    ("engines side by side on a GPU", ("capture: {}", "hardware: {name: mi355x}\ncapture: {engines: 2}"), "capture.engines", "cpu"),
+    ("a store without a name", ("store: runs", 'store: ""'), "store", "not a folder"),
 ]
 
 NO_YAML = [

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import yaml
+
+from raysd.backends.process_group import group_members
+from raysd.backends.vllm_capture import capture_engine, engine_arguments
+from raysd.errors import EngineError
+from raysd.experiment import Experiment, load_experiment
+from tests.tiny_models import tiny_llama
+
+
+@pytest.fixture
+def experiment(experiment_document, tmp_path) -> Experiment:
+    capture = {"engines": 2, "concurrency": 3, "max_tokens": 4, "kv_cache_bytes": 2**28}
+    document = experiment_document | {"capture": capture, "target": {"model": str(tiny_llama(tmp_path / "tiny")), "max_model_len": 128}}
+    path = tmp_path / "capture.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return load_experiment(path)
+
+
+def test_engines_share_the_memory_and_the_conversations(experiment):
+    arguments = engine_arguments(experiment, Path("/t"), [1], Path("/f"))
+    assert arguments["kv_cache_memory_bytes"] == 2**27 and arguments["max_num_seqs"] == 2
+    assert arguments["enable_prefix_caching"] is False and arguments["enable_chunked_prefill"] is False
+
+
+def test_two_engines_answer_every_prompt_once_and_one_that_dies_is_an_error(experiment, tmp_path):
+    prompts = [[5 + i, 6, 7] for i in range(9)]
+    with capture_engine(experiment, tmp_path / "tiny", [1, 2, 3, 4], tmp_path) as engine:
+        answers = sorted(engine.answers(prompts), key=lambda answer: answer.index)
+        assert [answer.index for answer in answers] == list(range(9))
+        for answer, prompt in zip(answers, prompts, strict=True):
+            assert answer.token_ids[:3] == prompt and len(answer.token_ids) <= 7
+            assert answer.states_TLH.shape == (len(answer.token_ids) - 1, 4, 64)
+        groups = [worker._process.pid for worker in engine._workers]
+        assert all(map(group_members, groups))
+        os.kill(groups[1], signal.SIGKILL)
+        with pytest.raises(EngineError, match="ended with exit code -9"):
+            list(engine.answers(prompts))
+    assert not any(map(group_members, groups))
+    assert not (tmp_path / "states").exists()
+
+
+def test_an_engine_that_does_not_start_says_why_and_no_other_stays(experiment, tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(EngineError, match="(?s)did not start for capture.*empty"), capture_engine(experiment, tmp_path / "empty", [1], tmp_path):
+        pytest.fail("an engine started without a model")
+    assert not (tmp_path / "states").exists()
