@@ -107,6 +107,8 @@ def _run(args: argparse.Namespace) -> int:
     started = time.monotonic()
     experiment, store, planned = _planned(args)
     preflight.check_store(store, experiment, planned)
+    with _naming(args.spec):
+        preflight.check_prompts(experiment, planned)
     with open_display(sys.stderr) as display:
         outcome = run_stages(planned, store, _connect(args.address, experiment, store, display), display)
     summary = summarize(experiment.name, outcome, store, time.monotonic() - started)

@@ -24,13 +24,24 @@ CONFIG = {
 }
 
 
+@pytest.fixture(scope="session")
+def tokenizer_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    from tests.tiny_models import tiny_tokenizer
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tiny_tokenizer().save_pretrained(folder)
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 @pytest.fixture
-def experiment_document(tmp_path: Path) -> dict[str, Any]:
+def experiment_document(tmp_path: Path, tokenizer_files: dict[str, bytes]) -> dict[str, Any]:
     """An experiment as its YAML holds it, beside the prompts and a target's folder (shape and file sizes, no weights that load)."""
     target = tmp_path / "target"
     target.mkdir()
     (target / "config.json").write_text(json.dumps(CONFIG))
     (target / "model.safetensors").write_bytes(b"\0" * 64)
+    for name, content in tokenizer_files.items():
+        (target / name).write_bytes(content)
     rows = [
         {"id": f"{topic}-{form}", "topic": topic, "split": split, "prompt": f"Tell me about {topic}, {form}."}
         for split, topics in (("train", ("rain", "bread")), ("choose", ("chess",)), ("report", ("ferries",)))

@@ -29,9 +29,9 @@ def identify_draft(folder: Path) -> dict[str, Any]:
 
 
 def check_draft_fit(folder: Path, target: TargetShape) -> None:
-    """Raises ExperimentError if the draft's config says that it was made for another target, or that it is no Eagle3 draft.
+    """Raises ExperimentError if the draft's config or its weights say that it was made for another target, or that it is no Eagle3 draft.
 
-    Compared: architecture, the width of the target's hidden states, and the vocabulary that its tokens come from.
+    Compared: architecture, the width of the target's hidden states, the vocabulary that its tokens come from, and the shapes of `fc`, `lm_head` and `d2t`.
     """
     config = _read_config(folder)
     names = config.get("architectures") or []
@@ -46,6 +46,28 @@ def check_draft_fit(folder: Path, target: TargetShape) -> None:
     draft_vocabulary = config.get("draft_vocab_size")
     if draft_vocabulary is not None and draft_vocabulary > target.vocab_size:
         _refuse(folder, f"its draft_vocab_size is {draft_vocabulary}, above the target's {target.vocab_size}")
+    rows = draft_vocabulary or target.vocab_size
+    for name, shape in _shapes(folder).items():
+        if name == "fc.weight" and (len(shape) != 2 or shape[1] % reads or shape[0] != config.get("hidden_size")):
+            _refuse(folder, f"its weight fc is {shape}, not [{config.get('hidden_size')}, a multiple of {reads}]")
+        if name == "lm_head.weight" and shape != [rows, config.get("hidden_size")]:
+            _refuse(folder, f"its weight lm_head is {shape}, not [{rows}, {config.get('hidden_size')}]")
+        if name == "d2t" and shape != [rows]:
+            _refuse(folder, f"its d2t is {shape}, not [{rows}]")
+
+
+def _shapes(folder: Path) -> dict[str, list[int]]:
+    """Shape of every tensor of the draft, by its name without `model.` in front. Raises ExperimentError if a file is not whole."""
+    from safetensors import SafetensorError, safe_open
+
+    shapes = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, "np") as file:
+                shapes |= {name.removeprefix("model."): file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (no iterator)
+        except (SafetensorError, OSError) as err:
+            raise ExperimentError(what=f"{path} cannot be read: {err}", where="draft.checkpoint", fix="fetch or train the draft again") from err
+    return shapes
 
 
 def _refuse(folder: Path, reason: str) -> None:

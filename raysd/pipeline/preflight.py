@@ -82,6 +82,25 @@ def _check_prompts_and_lengths(experiment: Experiment) -> None:
             )
 
 
+def check_prompts(experiment: Experiment, planned: Sequence[PlannedStage]) -> None:
+    """Raises ExperimentError if the target is on this machine and its tokenizer or chat template is unfit, or makes a prompt too long, that a stage to run will need."""
+    folder = target_folder_on_disk(experiment.target)
+    if folder is None or not any(entry.state == "run" and entry.stage.name != "report" for entry in planned):
+        return
+    from raysd.prompts.template import render
+    from raysd.target import load_tokenizer
+
+    tokenizer, prompts = load_tokenizer(folder, experiment.target), load_prompts(experiment.prompts)
+    capture, answers = experiment.capture, [section.served_tokens for section in (experiment.train, experiment.quantize) if section is not None]
+    asked = [("report", experiment.sweep.report_prompts, max(workload.osl for workload in experiment.sweep.workloads))]
+    if capture is not None:
+        asked += [("train", capture.train_prompts, capture.max_tokens), ("choose", capture.choose_prompts, max(capture.max_tokens, *answers))]
+    elif answers:
+        asked.append(("choose", None, max(answers)))
+    for split, limit, tokens in asked:
+        render(prompts.split(split, limit), tokenizer, experiment.target.max_model_len - tokens, f"{experiment.prompts.path} (prompts.path)")
+
+
 def check_store(store: Store, experiment: Experiment, planned: Sequence[PlannedStage]) -> None:
     """Raises ArtifactError if the store cannot be written, or if its disk is too small for the stages that will run."""
     running = [entry.stage.name for entry in planned if entry.state == "run"]
@@ -104,8 +123,14 @@ def need_bytes(stages: Sequence[str], experiment: Experiment) -> int:
 
 def target_shape_on_disk(section: TargetSection) -> TargetShape | None:
     """The target's shape if its files are on this machine; None if they have yet to be fetched or converted."""
+    folder = target_folder_on_disk(section)
+    return None if folder is None else read_shape(folder)
+
+
+def target_folder_on_disk(section: TargetSection) -> Path | None:
+    """The target's folder if it is on this machine."""
     folder = cached_asset(*parse_asset(section.model)) if section.model.startswith("pypi:") else Path(section.model)
-    return read_shape(folder) if (folder / "config.json").is_file() else None
+    return folder if (folder / "config.json").is_file() else None
 
 
 def name_the_file(error: RaysdError, spec: Path) -> RaysdError:

@@ -44,6 +44,11 @@ def read_shape(folder: Path) -> TargetShape:
     """The shape of the target in a folder; a multimodal target's text part. Raises ExperimentError if a size is not in its config."""
     config = read_config(folder, "target.model")
     config = config.get("text_config") or config
+    sizes = ("num_hidden_layers", "hidden_size", "vocab_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings")
+    for name in sizes:
+        if name in config and config[name] is not None and (type(config[name]) is not int or config[name] < 1):
+            raise ExperimentError(what=f"the target's config.json has {name} = {config[name]!r}, not a count", where=f"target.model: {folder}",
+                                  fix="correct the file, or fetch the model again")
     try:
         heads = config["num_attention_heads"]
         return TargetShape(

@@ -10,10 +10,16 @@ from raysd.experiment.target import TargetSection
 
 
 def load_tokenizer(folder: Path, section: TargetSection) -> Any:
-    """The Hugging Face tokenizer of a target's folder. Raises ExperimentError if there is no chat template, neither its own nor the experiment's."""
+    """The Hugging Face tokenizer of a target's folder. Raises ExperimentError if it cannot be loaded, or if there is no chat template,
+    neither its own nor the experiment's.
+    """
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=section.trust_remote_code)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=section.trust_remote_code)
+    except Exception as err:  # transformers raises whatever a missing or broken file leads to
+        raise ExperimentError(what=f"the target's tokenizer cannot be loaded: {type(err).__name__}: {str(err).strip().splitlines()[0] if str(err).strip() else ''}",
+                              where=f"target.model: {folder}", fix="put the model's tokenizer files (tokenizer.json, tokenizer_config.json) beside its config.json") from err
     if section.chat_template is not None:
         tokenizer.chat_template = section.chat_template.read_text(encoding="utf-8")
     if not tokenizer.chat_template:

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from raysd.checks.draft_fit import check_draft_fit, identify_draft
 from raysd.errors import ExperimentError
@@ -28,7 +30,7 @@ DRAFT = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64, "vocab_
 def write(folder: Path, config: dict[str, Any]) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").write_bytes(b"weights")
+    save_file({"fc.weight": np.zeros((config.get("hidden_size"), 3 * 64), np.float32)}, folder / "model.safetensors")
     return folder
 
 
@@ -61,6 +63,25 @@ def test_a_draft_of_another_target_is_refused(tmp_path: Path, target, change: di
     with pytest.raises(ExperimentError, match=words) as caught:
         check_draft_fit(draft, target)
     assert str(draft) in caught.value.what and caught.value.where == "draft.checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"fc.weight": (64, 100)}, r"fc is \[64, 100\]"),
+        ({"fc.weight": (32, 192)}, r"fc is \[32, 192\]"),
+        ({"lm_head.weight": (256, 64)}, r"lm_head is \[256, 64\], not \[128, 64\]"),
+        ({"d2t": (64,)}, r"d2t is \[64\], not \[128\]"),
+    ],
+)
+def test_weights_of_another_shape_than_the_config_says_are_refused(tmp_path: Path, target, tensors: dict[str, tuple[int, ...]], words: str):
+    draft = write(tmp_path / "draft", DRAFT)
+    save_file({name: np.zeros(shape, np.float32) for name, shape in tensors.items()}, draft / "model.safetensors")
+    with pytest.raises(ExperimentError, match=words):
+        check_draft_fit(draft, target)
+    (draft / "model.safetensors").write_bytes(b"cut off")
+    with pytest.raises(ExperimentError, match="cannot be read"):
+        check_draft_fit(draft, target)
 
 
 def test_a_folder_that_is_no_draft_is_refused(tmp_path: Path):

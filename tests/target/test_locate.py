@@ -98,3 +98,12 @@ def test_naming_a_target_imports_no_torch():
     code = ("import sys; from raysd.target import identify_target; from raysd.experiment.target import TargetSection; "
             "identify_target(TargetSection(model='pypi:a==1')); sys.exit('torch' in sys.modules or 'transformers' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("value", ["nine", 0, 2.5, True])
+def test_a_size_that_is_no_count_is_refused(target, tmp_path, value):
+    config = json.loads((target / "config.json").read_text()) | {"num_attention_heads": value}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ExperimentError, match="num_attention_heads") as caught:
+        read_shape(tmp_path)
+    assert str(tmp_path) in caught.value.where
