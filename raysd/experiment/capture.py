@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from raysd.experiment.section import Placement, Section
 
@@ -26,3 +26,9 @@ class CaptureSection(Section):
     """Conversations in one shard file."""
     kv_cache_bytes: Placement[int] = Field(4 * 2**30, ge=2**26)
     """Memory of the KV caches on CPU, hidden states included."""
+
+    @model_validator(mode="after")
+    def _seed_with_an_effect(self) -> CaptureSection:
+        if self.seed and self.temperature == 0:
+            raise ValueError(f"seed: {self.seed} has no effect at temperature 0; remove it, or raise the temperature")
+        return self

@@ -40,7 +40,11 @@ def load_experiment(path: Path | str) -> Experiment:
             where=path,
             fix="start it with `name:`; `jobs/smollm2-cpu.yaml` is an example",
         )
-    return _absolute_paths(_validated(document, path), path.resolve().parent)
+    experiment = _validated(document, path)
+    try:
+        return _absolute_paths(experiment, path.resolve().parent)
+    except ExperimentError as err:
+        raise ExperimentError(what=err.what, where=f"{path}: {err.where}", fix=err.fix) from err
 
 
 def dump_experiment(experiment: Experiment) -> str:
@@ -117,6 +121,8 @@ def _absolute_paths(experiment: Experiment, folder: Path) -> Experiment:
     model = target.model
     if not model.startswith("pypi:") and (model.startswith((".", "/", "~")) or (folder / model).is_dir()):
         model = str(absolute(Path(model)))
+    if target.revision is not None and model.startswith(("pypi:", "/")):
+        raise ExperimentError(what=f"a revision has no effect on {target.model}, which is not a Hugging Face id", where="target.revision", fix="remove it")
     return experiment.model_copy(
         update={
             "store": str(absolute(Path(experiment.store))),

@@ -94,7 +94,7 @@ def check_prompts(experiment: Experiment, planned: Sequence[PlannedStage]) -> No
     capture, answers = experiment.capture, [section.served_tokens for section in (experiment.train, experiment.quantize) if section is not None]
     asked = [("report", experiment.sweep.report_prompts, max(workload.osl for workload in experiment.sweep.workloads))]
     if capture is not None:
-        asked += [("train", capture.train_prompts, capture.max_tokens), ("choose", capture.choose_prompts, max(capture.max_tokens, *answers))]
+        asked += [("train", capture.train_prompts, capture.max_tokens), ("choose", capture.choose_prompts, max([capture.max_tokens, *answers]))]
     elif answers:
         asked.append(("choose", None, max(answers)))
     for split, limit, tokens in asked:

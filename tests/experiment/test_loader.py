@@ -47,6 +47,9 @@ BAD = [  # the change to the file, the field that the message names, words of th
     ("a store in a bucket", ("store: runs", "store: s3://bucket/x"), "store", "not a folder"),
     ("a store in another file system", ("store: runs", "store: hdfs://name/x"), "store", "not a folder"),
     ("engines side by side on a GPU", ("capture: {}", "hardware: {name: mi355x}\ncapture: {engines: 2}"), "capture.engines", "cpu"),
+    ("a seed of greedy answers", ("capture: {}", "capture: {seed: 3}"), "capture.seed", "no effect at temperature 0"),
+    ("a revision of a folder", ("{model: ./target}", "{model: ./target, revision: main}"), "target.revision", "no effect"),
+    ("a revision of a package", ("{model: ./target}", "{model: 'pypi:a==1', revision: main}"), "target.revision", "no effect"),
     ("a store without a name", ("store: runs", 'store: ""'), "store", "not a folder"),
 ]
 

@@ -27,6 +27,7 @@ def check(write_experiment, tmp_path):
 
 def test_prompts_that_fit_pass(check):
     check()
+    check(train=None, quantize=None, sweep={"arms": ["none"], "workloads": [{"osl": 16}]})
 
 
 @pytest.mark.parametrize("split", ["train", "choose", "report"])

@@ -9,7 +9,7 @@ from raysd.sweep.cells import Cell
 from raysd.sweep.measure import invalid_reasons
 
 S = 10**9
-NONE = Cell("none", "report", None, 4, 2, None, 0, 2)
+NONE = Cell("none", "report", 4, 2, None, 0, 2)
 DRAFTING = replace(NONE, arm="bf16", k=3)
 NO_DRAFTS, DRAFTS = AcceptanceCounts(0, 0, 0, ()), AcceptanceCounts(2, 6, 1, (1, 0, 0))
 
