@@ -34,6 +34,10 @@ def test_arms_differ_in_nothing_but_the_speculative_config():
     assert json.loads(drafting[-1]) == {"method": "eagle3", "model": "/models/d", "num_speculative_tokens": 3, "use_local_argmax_reduction": True}
 
 
+def test_no_arm_answers_from_a_cache_of_prefixes():
+    assert "--no-enable-prefix-caching" in server_command(spec(), 1)
+
+
 def test_code_of_the_model_runs_only_when_the_experiment_says_so():
     assert "--trust-remote-code" not in server_command(spec(), 1)
     assert "--trust-remote-code" in server_command(spec(trust_remote_code=True), 1)

@@ -36,6 +36,11 @@ def test_a_folders_identity_does_not_depend_on_its_path_and_does_on_its_config(t
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
     assert identify_target(section(model=str(copy))) != before
+    shutil.copy(target / "config.json", copy)
+    assert identify_target(section(model=str(copy))) == before
+    with (copy / "model.safetensors").open("ab") as weights:
+        weights.write(b"more")
+    assert identify_target(section(model=str(copy))) != before
 
 
 def test_the_chat_template_is_part_of_the_identity(target, tmp_path):

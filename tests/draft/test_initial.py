@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from raysd.draft.initial import initialise
+from raysd.draft.model import Eagle3Draft
+from raysd.draft.shape import draft_shape
+from raysd.experiment.draft import DraftSection
+from raysd.target import read_shape
+from raysd.target.weights import read_embedding_and_head, read_layer
+from tests.tiny_models import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return tiny_llama(tmp_path_factory.mktemp("target"))
+
+
+def new_draft(target, method: str) -> Eagle3Draft:
+    shape = read_shape(target)
+    embedding, norm, head = read_embedding_and_head(target, shape)
+    torch.manual_seed(0)
+    draft = Eagle3Draft(draft_shape(DraftSection(vocab_size=64, aux_layers=[1, 2, 3]), shape), embedding, torch.arange(3, 67))
+    initialise(draft, method, target, shape.layers - 1, norm, head)
+    return draft
+
+
+def test_a_draft_starts_as_the_targets_last_layer_on_its_last_aux_state(target):
+    draft, layer = new_draft(target, "target"), read_layer(target, 3)
+    aux = torch.randn(200, 3, 64)
+    error = (draft.fc(aux.flatten(1)) - aux[:, -1]).norm() / aux[:, -1].norm()
+    assert 0.01 < error < 0.2  # passed through, with a little noise that breaks the symmetry between aux layers
+    for name in ("q_proj", "k_proj", "v_proj"):
+        weight = draft.midlayer["self_attn"][name].weight
+        torch.testing.assert_close(weight[:, 64:], layer[f"self_attn.{name}"].float())
+        assert 0.4 < float((weight[:, :64].std() / weight[:, 64:].std()).detach()) < 0.6
+    torch.testing.assert_close(draft.midlayer["mlp"]["down_proj"].weight, layer["mlp.down_proj"].float())
+
+
+@pytest.mark.parametrize("method", ["target", "random"])
+def test_norm_and_head_are_the_targets(target, method):
+    draft = new_draft(target, method)
+    _, norm, head = read_embedding_and_head(target, read_shape(target))
+    torch.testing.assert_close(draft.norm.weight, norm.float())
+    torch.testing.assert_close(draft.lm_head.weight, head[3:67].float())
