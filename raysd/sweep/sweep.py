@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -136,21 +137,26 @@ def _comparisons(run: StageRun, answers: Mapping[Engine, Answers], baseline: Ser
 
 
 def _measure(run: StageRun, servers: Mapping[Engine, Server], workloads: Mapping[str, list[CompletionRequest]]) -> tuple[list[dict], list[dict]]:
+    """Rows of all cells and of their requests. Cells that are compared with each other are kept, and measured again, together: all by one attempt."""
     folder = run.work / "cells"
     cells = plan_cells(run.experiment.sweep)
     cell_rows: list[dict] = []
     request_rows: list[dict] = []
-    for order, cell in enumerate(cells):
-        requests = cell_prompts(workloads[cell.workload], cell)
-        identity = {"cell": cell.identity(), "requests": _requests_identity(requests)}
+    for _, compared in itertools.groupby(enumerate(cells), key=lambda entry: (entry[1].block, entry[1].workload, entry[1].concurrency)):
+        group = list(compared)
+        requests = cell_prompts(workloads[group[0][1].workload], group[0][1])  # the same for every arm
+        identity = {"cells": [cell.identity() for _, cell in group], "requests": _requests_identity(requests)}
         document = kept(folder, identity)
         if document is None:
-            run.progress(cell.label(), order, len(cells), "cells")
-            row, rows = measure_cell(cell, order, requests, servers[cell.arm, cell.k], list(servers.values()))
-            document = {"cell": row, "requests": rows}
-            if row["valid"]:  # an invalid one is measured again by the next attempt
+            document = {"cells": [], "requests": []}
+            for order, cell in group:
+                run.progress(cell.label(), order, len(cells), "cells")
+                row, rows = measure_cell(cell, order, requests, servers[cell.arm, cell.k], list(servers.values()))
+                document["cells"].append(row)
+                document["requests"] += rows
+            if all(row["valid"] for row in document["cells"]):  # an invalid one is measured again by the next attempt
                 keep(folder, identity, document)
-        cell_rows.append(document["cell"])
+        cell_rows += document["cells"]
         request_rows += document["requests"]
     run.progress("all cells are measured", len(cells), len(cells), "cells")
     return cell_rows, request_rows

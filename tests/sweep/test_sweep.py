@@ -95,7 +95,8 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(engines, tmp_path):
     told = []
     metrics = sweep(stage_run(engines.experiment, tmp_path, lambda doing, *progress, **figures: told.append(doing)), engines.start_all)
     again = [doing for doing in told if "block" in doing]
-    assert len(again) == CELLS - 5 and not set(again) & set(measured[:5])
+    # The fifth cell was whole, but not the sixth, which it is compared with: both are measured by the same attempt.
+    assert len(again) == CELLS - 4 and not set(again) & set(measured[:4]) and set(measured[4:]) <= set(again)
     assert not [doing for doing in told if "answers the" in doing]
     check(metrics, tmp_path / "out", {None: engines.none, 2: engines.bf16})
 
