@@ -184,7 +184,11 @@ def _job_submission_client(address: str) -> Any:
 
     if address == "auto":
         with _explained("looking for the cluster that this process runs in", address):
-            return JobSubmissionClient("auto")
+            try:
+                return JobSubmissionClient("auto")
+            except ConnectionError as err:
+                raise RaysdError(what="there is no Ray cluster on this machine", where="--address auto",
+                                 fix="name its job server, http://HOST:8265, or leave --address out: then raysd starts a local Ray") from err
     address = _check_reachable(address)
     hidden = {name: os.environ.pop(name, None) for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")}  # Ray lets them win over the argument
     try:
