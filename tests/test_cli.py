@@ -71,6 +71,8 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("absent draft", {"capture": None, "train": None, "draft": {"checkpoint": "./absent"}}, "draft.checkpoint", "absent"),
 ]
 BAD_FOR_RUN = [
+    ("a context that the target has no positions for", {"target": {"model": "./target", "max_model_len": 4096}}, "target.max_model_len", "512"),
+    ("devices that cannot share the heads", {"target": {"model": "./target", "tensor_parallel": 3, "max_model_len": 512}}, "target.tensor_parallel", "4 attention heads"),
     ("unknown hardware", {"hardware": {"name": "mi999x"}}, "hardware.name", "mi355x"),
     ("a layer that does not exist", {"draft": {"aux_layers": [1, 99]}}, "draft.aux_layers", "99"),
     ("too many GPUs", {"hardware": {"name": "mi355x", "resources": {"train": {"gpus": 16}}}}, "hardware.resources.train.gpus", "16 GPUs"),
@@ -117,7 +119,9 @@ def test_an_address_where_nothing_answers_exits_1_within_seconds(write_experimen
     assert not list((tmp_path / "runs").rglob("record.json"))
 
 
-def test_a_disk_that_is_too_small_exits_1_before_anything_starts(write_experiment: Callable[..., Path]):
+def test_a_disk_that_is_too_small_exits_1_before_anything_starts(write_experiment: Callable[..., Path], tmp_path: Path):
+    config = tmp_path / "target" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 10**13}))
     done = call("run", write_experiment(capture={"max_tokens": 10**12}, target={"model": "./target", "max_model_len": 10**13}))
     assert done.returncode == 1 and "GB are free" in done.stderr and "store" in done.stderr and "Traceback" not in done.stderr
 

@@ -14,16 +14,21 @@ from typing import Any
 
 from raysd.backends.cpu_engine import cpu_environment, share
 from raysd.backends.process_group import end_group
-from raysd.errors import EngineError
+from raysd.errors import EngineError, ExperimentError
 from raysd.experiment import Experiment
 from raysd.hidden_states.capture import Answer
 
 
 @contextlib.contextmanager
 def capture_engine(experiment: Experiment, target: Path, layer_ids: list[int], scratch: Path) -> Iterator[VllmCaptureEngine]:
-    """The running vLLM engines of the capture stage (an EngineFactory); every process of them has ended on exit. Raises EngineError if one does not start."""
+    """The running vLLM engines of the capture stage (an EngineFactory); every process of them has ended on exit. Raises EngineError if one
+    does not start, ExperimentError if there are more of them than cores.
+    """
     folder = scratch / "states"
     shutil.rmtree(folder, ignore_errors=True)  # left by an attempt that was killed
+    cores = len(os.sched_getaffinity(0))
+    if experiment.capture.engines > cores:
+        raise ExperimentError(what=f"{experiment.capture.engines} engines cannot share {cores} cores", where="capture.engines", fix=f"use at most {cores}")
     workers: list[Worker] = []
     try:
         for number in range(experiment.capture.engines):

@@ -28,7 +28,9 @@ class CaptureSection(Section):
     """Memory of the KV caches on CPU, hidden states included."""
 
     @model_validator(mode="after")
-    def _seed_with_an_effect(self) -> CaptureSection:
+    def _fields_with_an_effect(self) -> CaptureSection:
         if self.seed and self.temperature == 0:
             raise ValueError(f"seed: {self.seed} has no effect at temperature 0; remove it, or raise the temperature")
+        if self.engines > self.concurrency:
+            raise ValueError(f"engines: {self.engines} are more than concurrency = {self.concurrency}: some would have nothing to do")
         return self

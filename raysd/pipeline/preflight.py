@@ -49,10 +49,27 @@ def check_experiment(experiment: Experiment) -> None:
             )
     shape = target_shape_on_disk(experiment.target)
     if shape is not None:
+        _check_target_fits(experiment.target, shape)
         if experiment.draft.checkpoint is not None:
             check_draft_fit(experiment.draft.checkpoint, shape)
         else:
             shape.aux_layers(experiment.draft.aux_layers)
+
+
+def _check_target_fits(section: TargetSection, shape: TargetShape) -> None:
+    """What vLLM would refuse when it starts: a context longer than the target's positions, heads that its devices cannot share evenly."""
+    if section.max_model_len > shape.max_position_embeddings and shape.rope_parameters["rope_type"] == "default":
+        raise ExperimentError(
+            what=f"{section.max_model_len} tokens are more than the target has positions for, {shape.max_position_embeddings}",
+            where="target.max_model_len",
+            fix=f"use at most {shape.max_position_embeddings}",
+        )
+    if shape.attention_heads % section.tensor_parallel:
+        raise ExperimentError(
+            what=f"{section.tensor_parallel} devices cannot share the target's {shape.attention_heads} attention heads evenly",
+            where="target.tensor_parallel",
+            fix=f"use a divisor of {shape.attention_heads}",
+        )
 
 
 def _check_prompts_and_lengths(experiment: Experiment) -> None:

@@ -9,7 +9,7 @@ import yaml
 
 from raysd.backends.process_group import group_members
 from raysd.backends.vllm_capture import capture_engine, engine_arguments
-from raysd.errors import EngineError
+from raysd.errors import EngineError, ExperimentError
 from raysd.experiment import Experiment, load_experiment
 from tests.tiny_models import tiny_llama
 
@@ -44,6 +44,12 @@ def test_two_engines_answer_every_prompt_once_and_one_that_dies_is_an_error(expe
             list(engine.answers(prompts))
     assert not any(map(group_members, groups))
     assert not (tmp_path / "states").exists()
+
+
+def test_more_engines_than_cores_are_refused(experiment, tmp_path):
+    crowd = experiment.model_copy(update={"capture": experiment.capture.model_copy(update={"engines": 10_000})})
+    with pytest.raises(ExperimentError, match="cores"), capture_engine(crowd, tmp_path / "tiny", [1], tmp_path):
+        pytest.fail("an engine started")
 
 
 def test_an_engine_that_does_not_start_says_why_and_no_other_stays(experiment, tmp_path):

@@ -50,6 +50,7 @@ BAD = [  # the change to the file, the field that the message names, words of th
     ("a seed of greedy answers", ("capture: {}", "capture: {seed: 3}"), "capture.seed", "no effect at temperature 0"),
     ("a revision of a folder", ("{model: ./target}", "{model: ./target, revision: main}"), "target.revision", "no effect"),
     ("a revision of a package", ("{model: ./target}", "{model: 'pypi:a==1', revision: main}"), "target.revision", "no effect"),
+    ("more engines than conversations", ("capture: {}", "capture: {engines: 3, concurrency: 2}"), "capture.engines", "nothing to do"),
     ("a store without a name", ("store: runs", 'store: ""'), "store", "not a folder"),
 ]
 
