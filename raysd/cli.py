@@ -77,6 +77,7 @@ def _guarded(command: Callable[[], int], debug: bool) -> int:
     try:
         return command()
     except BaseException as err:
+        notes = getattr(err, "__notes__", [])
         if debug:
             traceback.print_exc()
         if isinstance(err, Terminated):
@@ -92,7 +93,7 @@ def _guarded(command: Callable[[], int], debug: bool) -> int:
             exit_code = 1
         else:
             raise
-    print(message, file=sys.stderr)
+    print("\n  note:  ".join([message, *notes]), file=sys.stderr)
     return exit_code
 
 
@@ -109,6 +110,8 @@ def _run(args: argparse.Namespace) -> int:
     preflight.check_store(store, experiment, planned)
     with _naming(args.spec):
         preflight.check_prompts(experiment, planned)
+        if args.address is None:
+            preflight.check_local_resources(experiment, planned)
     with open_display(sys.stderr) as display:
         outcome = run_stages(planned, store, _connect(args.address, experiment, store, display), display)
     summary = summarize(experiment.name, outcome, store, time.monotonic() - started)

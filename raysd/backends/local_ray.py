@@ -1,21 +1,29 @@
-"""A Ray of our own for one run: head and job server in this process's care, on loopback only, beside any other Ray."""
+"""A Ray of our own for one run: head and job server in a process of their own, on loopback only, beside any other Ray.
+
+The process has its own session, so that a Ctrl-C, which a terminal sends to its whole process group, reaches raysd and not Ray: Ray's dashboard would
+lose half of its processes to it and answer no more, and the job could not be stopped. When its standard input closes, which nobody but raysd holds,
+it shuts Ray down and ends.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import secrets
-import signal
-import threading
+import subprocess
+import sys
 from collections.abc import Iterator
 from unittest import mock
 
-from raysd.errors import RaysdError, TryAgainError
+from raysd.backends.process_group import end_group
+from raysd.errors import TryAgainError
 
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 150 * 2**20
 """Stages hand over files, so the object store stays almost empty."""
+SHUTDOWN_PATIENCE_S = 30.0
 
 
 @contextlib.contextmanager
@@ -35,41 +43,47 @@ def local_ray() -> Iterator[str]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }
     with _environment(settings, without=("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")):
-        import ray
-        from ray._private import parameter, ray_constants
+        answer, said = os.pipe()
+        with open(answer, encoding="utf-8") as lines:
+            try:
+                head = subprocess.Popen([sys.executable, "-m", "raysd.backends.local_ray", str(said)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                                        stderr=subprocess.DEVNULL, pass_fds=[said], start_new_session=True)
+            finally:
+                os.close(said)
+            try:
+                line = lines.readline()  # empty if the process has ended
+                message = json.loads(line) if line else {"error": f"its process ended with exit code {head.wait()}"}
+                if "error" in message:
+                    raise TryAgainError(what=f"Ray did not start on this machine: {message['error']}", where="raysd.backends.local_ray",
+                                        fix="check free memory and disk space in /tmp, or name a running cluster with --address")
+                yield message["address"]
+            finally:
+                head.stdin.close()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # then it is ended less gently
+                    head.wait(SHUTDOWN_PATIENCE_S)
+                end_group(head, "the local Ray")
 
-        if ray.is_initialized():
-            raise RaysdError(
-                what="this process is connected to a Ray already", where="raysd.backends.local_ray", fix="pass --address to use that Ray"
-            )
-        handler = signal.getsignal(signal.SIGTERM)
-        # ray.init has no argument for the agent's port, whose default a second Ray on the machine could not have: jobs would find no agent.
-        parameters = functools.partial(parameter.RayParams, dashboard_agent_listen_port=0)
+
+def main(answer: int) -> int:
+    """Ray's own process: starts it, writes one JSON line with `address` or `error` to the file descriptor, and shuts it down when its owner lets go."""
+    import ray
+    from ray._private import parameter, ray_constants
+
+    # ray.init has no argument for the agent's port, whose default a second Ray on the machine could not have: jobs would find no agent.
+    parameters = functools.partial(parameter.RayParams, dashboard_agent_listen_port=0)
+    with open(answer, "w", encoding="utf-8") as line:
         try:
             with mock.patch.object(parameter, "RayParams", parameters), mock.patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False):
-                context = ray.init(
-                    address="local",
-                    include_dashboard=True,
-                    dashboard_host=LOOPBACK,
-                    _node_ip_address=LOOPBACK,
-                    num_cpus=len(os.sched_getaffinity(0)),
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    log_to_driver=False,
-                    configure_logging=False,
-                )
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, handler)  # Ray puts its own in place
-            yield f"http://{context.address_info['webui_url']}"
+                context = ray.init(address="local", include_dashboard=True, dashboard_host=LOOPBACK, _node_ip_address=LOOPBACK,
+                                   num_cpus=len(os.sched_getaffinity(0)), object_store_memory=OBJECT_STORE_BYTES, log_to_driver=False,
+                                   configure_logging=False)
         except (ConnectionError, RuntimeError, TimeoutError, OSError) as err:
-            if ray.is_initialized():
-                raise  # not Ray's start: what the caller did with it
-            raise TryAgainError(
-                what=f"Ray did not start on this machine: {err}",
-                where="raysd.backends.local_ray",
-                fix="check free memory and disk space in /tmp, or name a running cluster with --address",
-            ) from err
-        finally:
-            ray.shutdown()
+            print(json.dumps({"error": str(err)}), file=line)
+            return 1
+        print(json.dumps({"address": f"http://{context.address_info['webui_url']}"}), file=line)
+    sys.stdin.buffer.read()  # nobody writes: it returns when the owner closes it, or has ended
+    ray.shutdown()
+    return 0
 
 
 @contextlib.contextmanager
@@ -86,3 +100,7 @@ def _environment(settings: dict[str, str], without: tuple[str, ...]) -> Iterator
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

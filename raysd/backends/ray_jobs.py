@@ -6,14 +6,16 @@ import asyncio
 import contextlib
 import http.client
 import os
+import queue
 import shlex
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,9 @@ STOP_WAIT_S = 30
 """How long a stage may take to stop its engines before Ray kills it."""
 
 REACH_TIMEOUT_S = 5.0
+CALL_TIMEOUT_S = 30.0
+SUBMIT_TIMEOUT_S = 300.0
+"""Uploads the code, and waits for the job's first process."""
 POLL_S = 1.0
 QUIET_S = 15.0
 """After so long without a line, the job's state is asked: a broken connection tells nothing by itself."""
@@ -89,7 +94,7 @@ class RayJobClient:
 
     def attempts(self, prefix: str) -> list[int]:
         with _explained("listing jobs"):
-            ids = [job.submission_id or "" for job in self._client.list_jobs()]
+            ids = [job.submission_id or "" for job in _within(CALL_TIMEOUT_S, self._client.list_jobs)]
         return [int(number) for job_id in ids if job_id.startswith(prefix) and (number := job_id.removeprefix(prefix)).isdigit()]
 
     def submit(self, job: Job) -> None:
@@ -99,7 +104,9 @@ class RayJobClient:
             "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)},
         }
         with _explained(f"submitting {job.id}"):
-            self._client.submit_job(
+            _within(
+                SUBMIT_TIMEOUT_S,
+                self._client.submit_job,
                 entrypoint=entrypoint(job.stage, self._store, job.attempt),
                 submission_id=job.id,
                 runtime_env=runtime_env,
@@ -117,7 +124,7 @@ class RayJobClient:
         while True:
             with _explained(f"reading the log of {job_id}"):
                 ended = self._has_ended(job_id)  # asked first: what is written before the end is then in the log that is read next
-                lines = self._client.get_job_logs(job_id).split("\n")
+                lines = _within(CALL_TIMEOUT_S, self._client.get_job_logs, job_id).split("\n")
             complete = lines if ended and lines[-1] else lines[:-1]
             yield from complete[told:]
             told = max(told, len(complete))
@@ -127,7 +134,7 @@ class RayJobClient:
 
     def outcome(self, job_id: str) -> JobOutcome:
         with _explained(f"asking for {job_id}"):
-            info = self._client.get_job_info(job_id)
+            info = _within(CALL_TIMEOUT_S, self._client.get_job_info, job_id)
         return JobOutcome(
             status=info.status.value, error_type=info.error_type, exit_code=info.driver_exit_code, message=_last_line(info.message)
         )
@@ -136,7 +143,7 @@ class RayJobClient:
         with _explained(f"stopping {job_id}"):
             if not self._is_known(job_id):
                 return  # interrupted before the job server had it
-            self._client.stop_job(job_id)
+            _within(CALL_TIMEOUT_S, self._client.stop_job, job_id)
             give_up = time.monotonic() + STOP_WAIT_S + 15
             while not self._has_ended(job_id):
                 if time.monotonic() > give_up:
@@ -148,10 +155,10 @@ class RayJobClient:
                 time.sleep(0.2)
 
     def _is_known(self, job_id: str) -> bool:
-        return any(job.submission_id == job_id for job in self._client.list_jobs())
+        return any(job.submission_id == job_id for job in _within(CALL_TIMEOUT_S, self._client.list_jobs))
 
     def _has_ended(self, job_id: str) -> bool:
-        return self._client.get_job_status(job_id).is_terminal()
+        return _within(CALL_TIMEOUT_S, self._client.get_job_status, job_id).is_terminal()
 
     def _tail(self, job_id: str) -> Iterator[str]:
         """Pieces of the log as Ray pushes them; ends early, without an error, if the connection breaks."""
@@ -177,6 +184,26 @@ class RayJobClient:
                 loop.run_until_complete(asyncio.wait({waiting}))
             loop.run_until_complete(pieces.aclose())
             loop.close()
+
+
+def _within(timeout_s: float, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What the call returns or raises. Raises TimeoutError if it takes longer: Ray's client would wait for ever for a job server that went silent."""
+    results: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            results.put((True, call(*args, **kwargs)))
+        except BaseException as err:  # handed over, not kept
+            results.put((False, err))
+
+    threading.Thread(target=run, daemon=True).start()  # a daemon: one that hangs does not keep the process
+    try:
+        returned, value = results.get(timeout=timeout_s)
+    except queue.Empty:
+        raise TimeoutError(f"the job server did not answer within {timeout_s:g} s") from None
+    if returned:
+        return value
+    raise value
 
 
 def _job_submission_client(address: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -20,7 +20,7 @@ class StageResources(Section):
     """GPUs that Ray reserves."""
     memory_bytes: Placement[int] = Field(0, ge=0)
     """Memory that Ray reserves."""
-    custom: Placement[dict[str, float]] = {}
+    custom: Placement[dict[str, Annotated[float, Field(ge=0)]]] = {}
     """Custom Ray resources, for instance `{accelerator_type:AMD-Instinct-MI355X-OAM: 0.001}`."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,6 +57,20 @@ def check_experiment(experiment: Experiment) -> None:
             shape.aux_layers(experiment.draft.aux_layers)
 
 
+def check_local_resources(experiment: Experiment, planned: Sequence[PlannedStage]) -> None:
+    """Raises ExperimentError if a stage to run asks for what a Ray on this machine alone does not have: its job would wait for ever."""
+    cores = len(os.sched_getaffinity(0))
+    for entry in planned:
+        asked = experiment.hardware.resources.get(entry.stage.name)
+        if asked is None or entry.state != "run":
+            continue
+        lacking = [f"{asked.cpus:g} CPU cores, this machine has {cores}"] if asked.cpus > cores else []
+        lacking += [f"the resource {name}, which only a cluster can declare" for name, amount in asked.custom.items() if amount > 0]
+        if lacking:
+            raise ExperimentError(what=f"the job of the stage {entry.stage.name} asks for {lacking[0]}", where=f"hardware.resources.{entry.stage.name}",
+                                  fix="ask for less, or name a cluster that has it with --address")
+
+
 def _check_target_fits(section: TargetSection, shape: TargetShape) -> None:
     """What vLLM would refuse when it starts: a context longer than the target's positions, heads that its devices cannot share evenly."""
     if section.max_model_len > shape.max_position_embeddings and shape.rope_parameters["rope_type"] == "default":
@@ -105,8 +120,9 @@ def check_prompts(experiment: Experiment, planned: Sequence[PlannedStage]) -> No
     if folder is None or not any(entry.state == "run" and entry.stage.name != "report" for entry in planned):
         return
     from raysd.prompts.template import render
-    from raysd.target import load_tokenizer
+    from raysd.target import eos_token_ids, load_tokenizer
 
+    eos_token_ids(folder)
     tokenizer, prompts = load_tokenizer(folder, experiment.target), load_prompts(experiment.prompts)
     capture, answers = experiment.capture, [section.served_tokens for section in (experiment.train, experiment.quantize) if section is not None]
     asked = [("report", experiment.sweep.report_prompts, max(workload.osl for workload in experiment.sweep.workloads))]

@@ -212,8 +212,11 @@ def _follow(job: Job, client: JobClient, log: Path, progress: Progress) -> tuple
         return reported, client.outcome(job.id)
     except RaysdError:
         raise  # the job server itself cannot be reached: there is nobody to ask for a stop
-    except BaseException:
-        client.stop(job.id)  # whatever the reason, nothing goes on running that nobody follows
+    except BaseException as interruption:
+        try:
+            client.stop(job.id)  # whatever the reason, nothing goes on running that nobody follows
+        except RaysdError as err:
+            interruption.add_note(f"the job {job.id} may still run: {err.what}; {err.fix}")
         raise
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from raysd.errors import ExperimentError
 from raysd.target.locate import read_config
+
+DERIVED = ("num_key_value_heads", "head_dim")
+"""Sizes that follow from the others when they are null or absent."""
+SIZES = ("num_hidden_layers", "hidden_size", "vocab_size", "intermediate_size", "num_attention_heads", "max_position_embeddings", *DERIVED)
 
 
 @dataclass(frozen=True)
@@ -44,11 +48,17 @@ def read_shape(folder: Path) -> TargetShape:
     """The shape of the target in a folder; a multimodal target's text part. Raises ExperimentError if a size is not in its config."""
     config = read_config(folder, "target.model")
     config = config.get("text_config") or config
-    sizes = ("num_hidden_layers", "hidden_size", "vocab_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "max_position_embeddings")
-    for name in sizes:
-        if name in config and config[name] is not None and (type(config[name]) is not int or config[name] < 1):
-            raise ExperimentError(what=f"the target's config.json has {name} = {config[name]!r}, not a count", where=f"target.model: {folder}",
-                                  fix="correct the file, or fetch the model again")
+    if not isinstance(config, dict):
+        _refuse(folder, f"text_config = {config!r:.60}, not an object")
+    for name in SIZES:
+        value = config.get(name)
+        if name in config and (type(value) is not int or value < 1) and not (value is None and name in DERIVED):
+            _refuse(folder, f"{name} = {value!r:.60}, not a count")
+    for name in ("rope_parameters", "rope_scaling"):
+        if not isinstance(config.get(name) or {}, dict):
+            _refuse(folder, f"{name} = {config[name]!r:.60}, not an object")
+    if type(config.get("rms_norm_eps", 1e-6)) not in (int, float):
+        _refuse(folder, f"rms_norm_eps = {config['rms_norm_eps']!r:.60}, not a number")
     try:
         heads = config["num_attention_heads"]
         return TargetShape(
@@ -59,6 +69,10 @@ def read_shape(folder: Path) -> TargetShape:
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)))
     except KeyError as err:
         raise ExperimentError(what=f"the target's config.json has no {err}", where=f"target.model: {folder}", fix="use a decoder-only model with a Llama-like config") from err
+
+
+def _refuse(folder: Path, found: str) -> NoReturn:
+    raise ExperimentError(what=f"the target's config.json has {found}", where=f"target.model: {folder}", fix="correct the file, or fetch the model again")
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:

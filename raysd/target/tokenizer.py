@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,11 @@ def load_tokenizer(folder: Path, section: TargetSection) -> Any:
         raise ExperimentError(what=f"the target's tokenizer cannot be loaded: {type(err).__name__}: {str(err).strip().splitlines()[0] if str(err).strip() else ''}",
                               where=f"target.model: {folder}", fix="put the model's tokenizer files (tokenizer.json, tokenizer_config.json) beside its config.json") from err
     if section.chat_template is not None:
-        tokenizer.chat_template = section.chat_template.read_text(encoding="utf-8")
+        try:
+            tokenizer.chat_template = section.chat_template.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as err:
+            raise ExperimentError(what=f"the chat template cannot be read: {err}", where=f"target.chat_template: {section.chat_template}",
+                                  fix="name a Jinja file in UTF-8") from err
     if not tokenizer.chat_template:
         raise ExperimentError(what=f"the target's tokenizer has no chat template ({folder})", where="target.chat_template",
                               fix="name a Jinja file in target.chat_template; base models without one are not chat targets")
@@ -29,12 +34,20 @@ def load_tokenizer(folder: Path, section: TargetSection) -> Any:
 
 
 def eos_token_ids(folder: Path) -> list[int]:
-    """Tokens that end an answer: `eos_token_id` of generation_config.json, or else of config.json; one id or several."""
-    import json
+    """Tokens that end an answer: `eos_token_id` of generation_config.json, or else of config.json; one id or several.
 
+    Raises ExperimentError if a file holds something else.
+    """
     for name in ("generation_config.json", "config.json"):
         path = folder / name
-        ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
+        try:
+            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
+        except (OSError, ValueError, AttributeError) as err:
+            raise ExperimentError(what=f"{path} cannot be read: {err}", where=f"target.model: {folder}", fix="correct the file, or fetch the model again") from err
+        ids = [ids] if isinstance(ids, int) else ids
         if ids is not None:
-            return [ids] if isinstance(ids, int) else list(ids)
+            if not isinstance(ids, list) or any(type(i) is not int for i in ids):
+                raise ExperimentError(what=f"{path} has eos_token_id = {ids!r}, not one token id or a list of them", where=f"target.model: {folder}",
+                                      fix="correct the file, or fetch the model again")
+            return ids
     return []

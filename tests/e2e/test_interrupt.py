@@ -1,0 +1,47 @@
+"""Ctrl-C as a terminal sends it: to every process of the foreground group at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+
+from tests.e2e.test_tiny_chain import write_experiment
+
+PATIENCE_S = 120
+
+
+def test_ctrl_c_ends_the_run_with_everything_it_started_and_leaves_no_result(tmp_path):
+    spec = write_experiment(tmp_path, capture={"max_tokens": 200, "concurrency": 1, "kv_cache_bytes": 2**28})
+    with (tmp_path / "shown").open("w") as shown:
+        run = subprocess.Popen([sys.executable, "-m", "raysd", "run", str(spec)], stdout=shown, stderr=subprocess.STDOUT, start_new_session=True)
+    deadline = time.monotonic() + PATIENCE_S
+    log = None
+    while log is None or "raysd.backends.capture_worker" not in _commands(run):
+        assert run.poll() is None and time.monotonic() < deadline, (tmp_path / "shown").read_text()
+        log = next((tmp_path / "runs").glob("tiny/capture/*/job-a1.log"), None)
+        time.sleep(0.2)
+    started = psutil.Process(run.pid).children(recursive=True)
+    os.killpg(run.pid, signal.SIGINT)
+    assert run.wait(PATIENCE_S) == 130
+    text = (tmp_path / "shown").read_text()
+    assert "interrupted" in text and "Traceback" not in text
+    gone_by = time.monotonic() + 15
+    while alive := [process for process in started if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]:
+        assert time.monotonic() < gone_by, alive
+        time.sleep(0.2)
+    assert not list((tmp_path / "runs").glob("tiny/*/*/record.json"))
+
+
+def _commands(run: subprocess.Popen) -> str:
+    found = []
+    for process in psutil.Process(run.pid).children(recursive=True):
+        try:
+            found += process.cmdline()
+        except psutil.NoSuchProcess:  # Ray's come and go
+            continue
+    return " ".join(found)
