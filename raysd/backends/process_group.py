@@ -33,6 +33,11 @@ def end_group(leader: subprocess.Popen, where: object) -> None:
                       fix="they hang in the kernel (a device driver?): look at `ps`, end them, then run again")
 
 
+def exit_words(code: int) -> str:
+    """How a process ended, for a message."""
+    return f"exit code {code}" + (", SIGKILL: as when memory runs out" if code in (-signal.SIGKILL, 128 + signal.SIGKILL) else "")
+
+
 def group_members(group: int) -> list[int]:
     """Processes of a process group that still run; a zombie, which only waits for its parent to read its exit code, does not."""
     import psutil

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from raysd.backends.cpu_engine import cpu_environment, share
-from raysd.backends.process_group import end_group
+from raysd.backends.process_group import end_group, exit_words
 from raysd.errors import EngineError, ExperimentError
 from raysd.experiment import Experiment
 from raysd.hidden_states.capture import Answer
@@ -99,7 +99,7 @@ class Worker:
         try:
             message = self._connection.recv()
         except (EOFError, ConnectionError) as err:
-            raise EngineError(what=f"the vLLM engine for capture ended with exit code {self._process.wait()}", where=self._where, fix=fix) from err
+            raise EngineError(what=f"the vLLM engine for capture ended with {exit_words(self._process.wait())}", where=self._where, fix=fix) from err
         if isinstance(message, str):
             raise EngineError(what=message, where=self._where, fix=fix)
         return message

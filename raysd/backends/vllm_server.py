@@ -16,7 +16,7 @@ from pathlib import Path
 from raysd.backends import keeper
 from raysd.backends.cpu_engine import cpu_environment
 from raysd.backends.engine_log import telling_lines
-from raysd.backends.process_group import end_group
+from raysd.backends.process_group import end_group, exit_words
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.errors import EngineError
 from raysd.sweep.engine import EngineSpec
@@ -101,7 +101,7 @@ class VllmServer:
         """Raises EngineError, with the telling lines of the log, if the server's process has ended."""
         code = self._process.poll()
         if code is not None:
-            raise self._error(f"{what} with exit code {code}", "the lines above say why; the whole log is in the file named")
+            raise self._error(f"{what} with {exit_words(code)}", "the lines above say why; the whole log is in the file named")
 
     def acceptance(self) -> AcceptanceCounts:
         """The spec_decode counters since the server started; all zero without a draft. Raises EngineError if they cannot be read."""

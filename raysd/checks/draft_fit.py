@@ -31,10 +31,13 @@ def identify_draft(folder: Path) -> dict[str, Any]:
 def check_draft_fit(folder: Path, target: TargetShape) -> None:
     """Raises ExperimentError if the draft's config or its weights say that it was made for another target, or that it is no Eagle3 draft.
 
-    Compared: architecture, the width of the target's hidden states, the vocabulary that its tokens come from, and the shapes of `fc`, `lm_head` and `d2t`.
+    Compared: architecture, the width of the target's hidden states, the layers that it reads, the vocabulary that its tokens come from, and the shapes of
+    `fc`, `lm_head` and `d2t`.
     """
     config = _read_config(folder)
     names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        _refuse(folder, f"its config.json has architectures = {names!r}, not a list of names")
     if not any(name in ARCHITECTURES for name in names):
         _refuse(folder, f"its architecture is {', '.join(names) or 'not named'}, not one of {', '.join(ARCHITECTURES)}")
     # A draft may be narrower than its target; then `target_hidden_size` says what it reads.
@@ -44,10 +47,20 @@ def check_draft_fit(folder: Path, target: TargetShape) -> None:
     if config.get("vocab_size") != target.vocab_size:
         _refuse(folder, f"its vocab_size is {config.get('vocab_size')}, the target's is {target.vocab_size}")
     draft_vocabulary = config.get("draft_vocab_size")
+    if draft_vocabulary is not None and type(draft_vocabulary) is not int:
+        _refuse(folder, f"its draft_vocab_size is {draft_vocabulary!r}, not a count")
     if draft_vocabulary is not None and draft_vocabulary > target.vocab_size:
         _refuse(folder, f"its draft_vocab_size is {draft_vocabulary}, above the target's {target.vocab_size}")
-    rows = draft_vocabulary or target.vocab_size
-    for name, shape in _shapes(folder).items():
+    eagle = config.get("eagle_config") or {}
+    layers = config.get("eagle_aux_hidden_state_layer_ids") or (eagle.get("eagle_aux_hidden_state_layer_ids") if isinstance(eagle, dict) else None) or []
+    if not isinstance(layers, list) or not all(type(i) is int and 0 <= i <= target.layers for i in layers):
+        _refuse(folder, f"it reads the layers {layers!r} of a target that has {target.layers}")
+    rows, shapes = draft_vocabulary or target.vocab_size, _shapes(folder)
+    if "fc.weight" not in shapes:
+        _refuse(folder, "its weights hold no fc, which every Eagle3 draft has")
+    if layers and shapes["fc.weight"][1:] != [len(layers) * reads]:
+        _refuse(folder, f"its weight fc is {shapes['fc.weight']}, and it reads {len(layers)} layers of width {reads}")
+    for name, shape in shapes.items():
         if name == "fc.weight" and (len(shape) != 2 or shape[1] % reads or shape[0] != config.get("hidden_size")):
             _refuse(folder, f"its weight fc is {shape}, not [{config.get('hidden_size')}, a multiple of {reads}]")
         if name == "lm_head.weight" and shape != [rows, config.get("hidden_size")]:

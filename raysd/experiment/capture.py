@@ -12,7 +12,7 @@ class CaptureSection(Section):
     """Longest answer, in tokens."""
     temperature: float = Field(0.0, ge=0)
     """Sampling temperature of the answers; 0 is greedy."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**63)
     """Seed of the sampling, used when temperature is above 0."""
     train_prompts: int | None = Field(None, ge=1)
     """How many prompts of the train split to answer; null: all."""

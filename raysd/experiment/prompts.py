@@ -13,7 +13,7 @@ class PromptsSection(Section):
     path: Placement[Path]
     """A JSONL file, or a folder of them: one request a line, `prompt` or `messages`, optionally `id`, `topic` and `split`
     (train, choose, report). The content enters fingerprints, the path does not."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**63)
     """Decides the splits of rows that name none: whole topics go to one split."""
     choose_frac: float = Field(0.05, gt=0, lt=0.5)
     """Share of topics held out for settings and checkpoints, where rows name no split."""

@@ -19,7 +19,7 @@ DRAFT_ARGS = {"method", "model", "num-speculative-tokens"}
 class Workload(Section):
     """Prompts and answer lengths of one column of the sweep."""
 
-    name: str = "report"
+    name: str = Field("report", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """Its name in tables."""
     osl: int = Field(128, ge=2)
     """Longest answer, in tokens; the answer may end earlier on its own."""
@@ -100,6 +100,9 @@ class SweepSection(Section):
                 raise ValueError(f"arm_concurrency: names the arm {arm}, which is not in arms {self.arms}")
             if not values or not set(values) <= set(self.concurrency):
                 raise ValueError(f"arm_concurrency.{arm}: {values} must be some of concurrency {self.concurrency}")
+        for arm in self.arms:
+            if alone := sorted(set(self.concurrency_of(arm)) - set(self.concurrency_of("none"))):
+                raise ValueError(f"arm_concurrency: {arm} runs at {alone}, where there is no baseline to compare it with")
         names = [w.name for w in self.workloads]
         if len(set(names)) != len(names):
             raise ValueError(f"workloads: {names} names something twice")

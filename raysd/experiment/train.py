@@ -12,7 +12,7 @@ from raysd.experiment.section import Placement, Section
 class TrainSection(Section):
     steps: int = Field(1000, ge=1)
     """Optimiser steps."""
-    time_budget_s: Placement[float | None] = Field(None, gt=0)
+    time_budget_s: float | None = Field(None, gt=0)
     """Ends training early, with the schedule still that of `steps`; the steps reached are recorded."""
     conversations_per_step: int = Field(4, ge=1)
     """Conversations in one optimiser step."""
@@ -34,7 +34,7 @@ class TrainSection(Section):
     """`target` starts the draft's layer and head from the target's last layer and head."""
     autocast: Literal["bfloat16", "float32"] = "bfloat16"
     """Precision of the matrix products; the weights and their moments stay in float32."""
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**63)
     """Seed of the initial weights and of the order of conversations."""
     evaluations: int = Field(4, ge=1)
     """How often the choose split is replayed; the best checkpoint by replayed acceptance length is kept."""

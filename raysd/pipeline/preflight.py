@@ -8,7 +8,7 @@ from pathlib import Path
 
 from raysd.artifacts import Store
 from raysd.checks.draft_fit import check_draft_fit, identify_draft
-from raysd.errors import ExperimentError, RaysdError
+from raysd.errors import ExperimentError, RaysdError, TargetError
 from raysd.experiment import Experiment
 from raysd.experiment.target import TargetSection
 from raysd.hardware.catalogue import find_machine
@@ -168,6 +168,6 @@ def target_folder_on_disk(section: TargetSection) -> Path | None:
 
 def name_the_file(error: RaysdError, spec: Path) -> RaysdError:
     """The same error with the experiment file in `where`, for one that names only a field of it."""
-    if isinstance(error, ExperimentError) and str(spec) not in error.where:
+    if isinstance(error, (ExperimentError, TargetError)) and str(spec) not in error.where:
         return type(error)(what=error.what, where=f"{spec}: {error.where}", fix=error.fix)
     return error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,14 @@ from raysd.errors import ExperimentError, TargetError
 from raysd.experiment.target import TargetSection
 from raysd.target.pypi_asset import CONVERTER_VERSION, fetch_asset, parse_asset
 
+SAMPLES, SAMPLE_BYTES = 16, 2**16
+"""Pieces of a weight file that stand for its content."""
+
 
 def identify_target(section: TargetSection) -> dict[str, Any]:
     """What makes this target this target, JSON-ready, for fingerprints. Needs no model on disk and imports no torch.
 
-    A package's model is package, version and converter; a folder is the content of its small files (config, index, tokenizer, template) and its weight files' sizes; a Hugging Face id
+    A package's model is package, version and converter; a folder is the content of its small files (config, index, tokenizer, template), and sizes and samples of its weight files; a Hugging Face id
     is its commit (asked from the hub unless `revision` is one). A chat template of the experiment is part of it.
     Raises ExperimentError if the folder is absent or has no config.json, TargetError if the hub does not answer.
     """
@@ -61,11 +65,21 @@ def _folder_identity(folder: Path) -> dict[str, Any]:
         raise ExperimentError(what=f"the folder {folder} does not exist", where="target.model", fix="name a folder that holds the model's config.json and safetensors")
     if not (folder / "config.json").is_file():
         raise ExperimentError(what=f"the folder {folder} has no config.json", where="target.model", fix="name a folder with a Hugging Face checkpoint")
-    weights = {path.name: path.stat().st_size for path in sorted(folder.glob("*.safetensors"))}
+    weights = {path.name: [path.stat().st_size, _sampled_hash(path)] for path in sorted(folder.glob("*.safetensors"))}
     if not weights:
         raise ExperimentError(what=f"the folder {folder} has no safetensors file", where="target.model", fix="save the model with `save_pretrained`")
     small = [path for pattern in ("*.json", "*.jinja", "*.model", "*.txt", "*.py") for path in sorted(folder.glob(pattern))]
     return {"weights": weights, "files": {path.name: sha256_of(path) for path in small}}
+
+
+def _sampled_hash(path: Path) -> str:
+    """SHA-256 over pieces spread evenly through a file, its start and its end among them: training changes every piece, and hundreds of GB need not be read."""
+    digest, last = hashlib.sha256(), max(0, path.stat().st_size - SAMPLE_BYTES)
+    with path.open("rb") as file:
+        for i in range(SAMPLES):
+            file.seek(last * i // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 def _hash_of(path: Path, field: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -184,3 +185,15 @@ def test_only_what_a_stage_asks_for_is_passed_to_ray():
         "entrypoint_num_gpus": 8,
         "entrypoint_resources": {"node": 1},
     }
+
+
+def test_a_job_server_that_goes_silent_is_given_up_on():
+    silent = threading.Event()
+    started = time.monotonic()
+    with pytest.raises(RaysdError, match="did not answer within 0.2 s"), ray_jobs._explained("asking for a job"):
+        ray_jobs._within(0.2, silent.wait)
+    assert time.monotonic() - started < 10
+    silent.set()
+    with pytest.raises(KeyError):
+        ray_jobs._within(5, {}.__getitem__, "absent")
+    assert ray_jobs._within(5, max, 1, 2) == 2

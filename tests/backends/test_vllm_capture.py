@@ -40,7 +40,7 @@ def test_two_engines_answer_every_prompt_once_and_one_that_dies_is_an_error(expe
         groups = [worker._process.pid for worker in engine._workers]
         assert all(map(group_members, groups))
         os.kill(groups[1], signal.SIGKILL)
-        with pytest.raises(EngineError, match="ended with exit code -9"):
+        with pytest.raises(EngineError, match="ended with exit code -9, SIGKILL: as when memory runs out"):
             list(engine.answers(prompts))
     assert not any(map(group_members, groups))
     assert not (tmp_path / "states").exists()

@@ -52,6 +52,11 @@ def test_a_draft_of_this_target_fits(tmp_path: Path, target, change: dict[str, A
     ("change", "words"),
     [
         ({"hidden_size": 128}, "width 128"),
+        ({"architectures": 5}, "architectures = 5"),
+        ({"architectures": "LlamaForCausalLMEagle3"}, "not a list"),
+        ({"draft_vocab_size": "256"}, "draft_vocab_size is '256'"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 15, 27]}, r"layers \[2, 15, 27\] of a target that has 4"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}, "reads 2 layers"),
         ({"vocab_size": 300}, "vocab_size is 300"),
         ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM, not one of"),
         ({"architectures": None}, "not named"),
@@ -70,8 +75,9 @@ def test_a_draft_of_another_target_is_refused(tmp_path: Path, target, change: di
     [
         ({"fc.weight": (64, 100)}, r"fc is \[64, 100\]"),
         ({"fc.weight": (32, 192)}, r"fc is \[32, 192\]"),
-        ({"lm_head.weight": (256, 64)}, r"lm_head is \[256, 64\], not \[128, 64\]"),
-        ({"d2t": (64,)}, r"d2t is \[64\], not \[128\]"),
+        ({"other.weight": (64, 192)}, "hold no fc"),
+        ({"fc.weight": (64, 192), "lm_head.weight": (256, 64)}, r"lm_head is \[256, 64\], not \[128, 64\]"),
+        ({"fc.weight": (64, 192), "d2t": (64,)}, r"d2t is \[64\], not \[128\]"),
     ],
 )
 def test_weights_of_another_shape_than_the_config_says_are_refused(tmp_path: Path, target, tensors: dict[str, tuple[int, ...]], words: str):

@@ -10,7 +10,7 @@ from raysd.artifacts import LocalStore
 from raysd.errors import ExperimentError
 from raysd.experiment import load_experiment
 from raysd.pipeline.plan import plan
-from raysd.pipeline.preflight import check_prompts, stages_of
+from raysd.pipeline.preflight import check_local_resources, check_prompts, stages_of
 
 SHORT = {"target": {"model": "./target", "max_model_len": 160}, "capture": {"max_tokens": 16}, "train": {"served_tokens": 16}, "quantize": {"served_tokens": 16},
          "sweep": {"workloads": [{"osl": 16}]}}
@@ -44,6 +44,14 @@ def test_a_prompt_longer_than_the_context_is_refused_in_every_split(check, tmp_p
 def test_the_longest_answer_to_a_split_counts(check):
     with pytest.raises(ExperimentError, match="leave room"):
         check(quantize={"served_tokens": 150})
+
+
+@pytest.mark.parametrize(("asked", "words"), [({"cpus": 10_000}, "10000 CPU cores"), ({"custom": {"rack-7": 1}}, "rack-7")])
+def test_what_a_local_ray_cannot_give_is_refused(write_experiment, tmp_path, asked, words):
+    experiment = load_experiment(write_experiment(**SHORT, hardware={"resources": {"train": asked}}))
+    with pytest.raises(ExperimentError, match=words) as caught:
+        check_local_resources(experiment, plan(stages_of(experiment), LocalStore(tmp_path / "runs")))
+    assert caught.value.where == "hardware.resources.train" and "--address" in caught.value.fix
 
 
 def test_a_target_without_a_chat_template_or_a_tokenizer_is_refused(check, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from raysd.errors import ExperimentError
 from raysd.experiment.target import TargetSection
-from raysd.target import identify_target, load_tokenizer, read_shape, resolve_target
+from raysd.target import eos_token_ids, identify_target, load_tokenizer, read_shape, resolve_target
 from raysd.target.reference import reference_states
 from tests.tiny_models import tiny_llama
 
@@ -38,6 +38,10 @@ def test_a_folders_identity_does_not_depend_on_its_path_and_does_on_its_config(t
     assert identify_target(section(model=str(copy))) != before
     shutil.copy(target / "config.json", copy)
     assert identify_target(section(model=str(copy))) == before
+    whole = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(whole[:len(whole) // 2] + bytes(len(whole) - len(whole) // 2))
+    assert identify_target(section(model=str(copy))) != before
+    (copy / "model.safetensors").write_bytes(whole)
     with (copy / "model.safetensors").open("ab") as weights:
         weights.write(b"more")
     assert identify_target(section(model=str(copy))) != before
@@ -105,10 +109,26 @@ def test_naming_a_target_imports_no_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-@pytest.mark.parametrize("value", ["nine", 0, 2.5, True])
-def test_a_size_that_is_no_count_is_refused(target, tmp_path, value):
-    config = json.loads((target / "config.json").read_text()) | {"num_attention_heads": value}
+@pytest.mark.parametrize("field, value", [*(("num_attention_heads", value) for value in ("nine", 0, 2.5, True)), ("num_hidden_layers", None),
+                                          ("hidden_size", None), ("rope_scaling", "x"), ("rope_parameters", [1]), ("text_config", "num"), ("rms_norm_eps", "1e-5")])
+def test_a_config_with_a_value_of_another_kind_is_refused(target, tmp_path, field, value):
+    config = json.loads((target / "config.json").read_text()) | {field: value}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ExperimentError, match="num_attention_heads") as caught:
+    with pytest.raises(ExperimentError, match=field) as caught:
         read_shape(tmp_path)
     assert str(tmp_path) in caught.value.where
+
+
+@pytest.mark.parametrize("content", ["{bad", "[]", '{"eos_token_id": 2.5}', '{"eos_token_id": [1, "x"]}'])
+def test_end_tokens_that_cannot_be_read_are_refused(tmp_path, content):
+    (tmp_path / "generation_config.json").write_text(content)
+    with pytest.raises(ExperimentError, match="generation_config.json"):
+        eos_token_ids(tmp_path)
+
+
+def test_a_chat_template_that_is_no_text_is_refused(target, tmp_path):
+    template = tmp_path / "t.jinja"
+    template.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ExperimentError, match="chat template cannot be read") as caught:
+        load_tokenizer(target, section(model=str(target), chat_template=template))
+    assert str(template) in caught.value.where
