@@ -19,7 +19,7 @@ DRAFT_ARGS = {"method", "model", "num-speculative-tokens"}
 class Workload(Section):
     """Prompts and answer lengths of one column of the sweep."""
 
-    name: str = Field("report", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    name: str = Field("report", min_length=1, max_length=64)
     """Its name in tables."""
     osl: int = Field(128, ge=2)
     """Longest answer, in tokens; the answer may end earlier on its own."""

@@ -52,7 +52,7 @@ BAD = [  # the change to the file, the field that the message names, words of th
     ("a revision of a package", ("{model: ./target}", "{model: 'pypi:a==1', revision: main}"), "target.revision", "no effect"),
     ("more engines than conversations", ("capture: {}", "capture: {engines: 3, concurrency: 2}"), "capture.engines", "nothing to do"),
     ("a seed that torch does not take", ("{lr: 1e-3}", "{seed: 18446744073709551616}"), "train.seed", "less than"),
-    ("a workload without a name", ("quantize: {}", "quantize: {}\nsweep: {workloads: [{name: ''}]}"), "sweep.workloads.0.name", "pattern"),
+    ("a workload without a name", ("quantize: {}", "quantize: {}\nsweep: {workloads: [{name: ''}]}"), "sweep.workloads.0.name", "at least 1 character"),
     ("an arm without a baseline", ("quantize: {}", "quantize: {}\nsweep: {arm_concurrency: {none: [1]}}"), "sweep.arm_concurrency", "no baseline"),
     ("a negative resource", ("quantize: {}", "quantize: {}\nhardware: {resources: {train: {custom: {x: -1}}}}"), "hardware.resources.train.custom.x", "greater"),
     ("a store without a name", ("store: runs", 'store: ""'), "store", "not a folder"),
