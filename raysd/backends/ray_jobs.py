@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import logging
 import os
 import queue
 import shlex
@@ -209,6 +210,8 @@ def _within(timeout_s: float, call: Callable[..., Any], *args: Any, **kwargs: An
 def _job_submission_client(address: str) -> Any:
     from ray.job_submission import JobSubmissionClient
 
+    for name in ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # they tell of packages that they upload, in the middle of our display
     if address == "auto":
         with _explained("looking for the cluster that this process runs in", address):
             try:

@@ -71,13 +71,14 @@ def run(
     return go
 
 
-def test_two_stages_run_as_jobs_and_are_found_the_next_time(run):
+def test_two_stages_run_as_jobs_and_are_found_the_next_time(run, capfd):
     first = run(
         "import os; run.progress('counting', 1, 2, 'cells'); print('a line'); (run.out / 'cells.txt').write_text('3'); "
         "return {'cells': 3, 'threads': os.environ.get('OMP_NUM_THREADS')}",
         "assert (run.inputs['sweep'] / 'cells.txt').read_text() == '3'; (run.out / 'report.html').write_text('ok'); return {}",
     )
     assert first.outcome.error is None, first.outcome.error
+    assert "INFO" not in capfd.readouterr().err  # Ray is quiet beside our display
     assert first.states == ["done", "done"]
     sweep = first.outcome.stages[0]
     record = first.store.record(sweep.stage.key)
