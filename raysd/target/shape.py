@@ -78,7 +78,7 @@ def _refuse(folder: Path, found: str) -> NoReturn:
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
     """transformers 5 keeps all of it under rope_parameters; older checkpoints spread it over rope_theta and rope_scaling."""
     if config.get("rope_parameters"):
-        return dict(config["rope_parameters"])
+        return {"rope_type": "default", **config["rope_parameters"]}
     scaling = dict(config.get("rope_scaling") or {})
     if "type" in scaling:
         scaling["rope_type"] = scaling.pop("type")

@@ -132,3 +132,9 @@ def test_a_chat_template_that_is_no_text_is_refused(target, tmp_path):
     with pytest.raises(ExperimentError, match="chat template cannot be read") as caught:
         load_tokenizer(target, section(model=str(target), chat_template=template))
     assert str(template) in caught.value.where
+
+
+def test_rope_parameters_without_a_type_are_the_default_ones(target, tmp_path):
+    config = json.loads((target / "config.json").read_text()) | {"rope_parameters": {"rope_theta": 5e5}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read_shape(tmp_path).rope_parameters == {"rope_type": "default", "rope_theta": 5e5}
