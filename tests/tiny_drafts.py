@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from raysd.draft.batch import TargetHead
 from raysd.draft.model import Eagle3Draft
 from raysd.draft.shape import DraftShape
 from raysd.hidden_states.shards import Conversation
@@ -26,6 +27,16 @@ def small_draft(shape: DraftShape | None = None, seed: int = 0) -> Eagle3Draft:
     for parameter in draft.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return draft
+
+
+def draft_and_target() -> tuple[Eagle3Draft, TargetHead, torch.Tensor]:
+    """A small draft, a target's head for its vocabulary, and the map from target tokens to its rows (-1 outside)."""
+    draft = small_draft()
+    torch.manual_seed(7)
+    head = TargetHead(torch.ones(32), torch.randn(draft.shape.vocab_size, 32), 1e-5)
+    token_to_draft = torch.full((TARGET_VOCAB,), -1)
+    token_to_draft[draft.draft_to_target] = torch.arange(draft.shape.vocab_size)
+    return draft, head, token_to_draft
 
 
 def conversation(tokens: int, prompt_tokens: int, seed: int = 0, hidden: int = 32, slots: int = 4) -> Conversation:

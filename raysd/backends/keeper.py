@@ -30,6 +30,7 @@ def main(command: list[str]) -> int:
 
 
 def end_group_with_owner(owner_gone: threading.Event) -> None:
+    """Waits until standard input closes, sets the event, and ends this process's whole group: SIGTERM, SIGKILL after PATIENCE_S."""
     while os.read(0, 1):  # nobody writes: it returns b"" when the owner has ended
         pass
     owner_gone.set()

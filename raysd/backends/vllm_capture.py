@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Pipe, wait
 from pathlib import Path
 from typing import Any
 
@@ -78,26 +78,22 @@ class Worker:
         if experiment.hardware.name == "cpu":
             cores = share(cores, experiment.capture.engines)[number]
             environment = cpu_environment(environment, cores, experiment.target.tensor_parallel)
-        self._connection, theirs = Pipe()
+        self.connection, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen([sys.executable, "-m", "raysd.backends.capture_worker", str(theirs.fileno())], stdin=subprocess.PIPE,
                                              pass_fds=[theirs.fileno()], start_new_session=True, env={**environment, **experiment.sweep.engine.env})
         self._where = f"target.model: {arguments['model']}"
         self.send({"engine": arguments, "cores": cores})
 
-    @property
-    def connection(self) -> Connection:
-        return self._connection
-
     def send(self, message: Any) -> None:
         with contextlib.suppress(BrokenPipeError):  # it has ended: `receive` says why
-            self._connection.send(message)
+            self.connection.send(message)
 
     def receive(self) -> Any:
         """What the worker says next. Raises EngineError if it says that it failed, or has ended."""
         fix = "read the engine's lines in the job's log"
         try:
-            message = self._connection.recv()
+            message = self.connection.recv()
         except (EOFError, ConnectionError) as err:
             raise EngineError(what=f"the vLLM engine for capture ended with {exit_words(self._process.wait())}", where=self._where, fix=fix) from err
         if isinstance(message, str):
@@ -106,7 +102,7 @@ class Worker:
 
     def stop(self) -> None:
         end_group(self._process, self._where)
-        self._connection.close()
+        self.connection.close()
 
 
 class VllmCaptureEngine:

@@ -55,18 +55,17 @@ def check_draft_fit(folder: Path, target: TargetShape) -> None:
     layers = config.get("eagle_aux_hidden_state_layer_ids") or (eagle.get("eagle_aux_hidden_state_layer_ids") if isinstance(eagle, dict) else None) or []
     if not isinstance(layers, list) or not all(type(i) is int and 0 <= i <= target.layers for i in layers):
         _refuse(folder, f"it reads the layers {layers!r} of a target that has {target.layers}")
-    rows, shapes = draft_vocabulary or target.vocab_size, _shapes(folder)
-    if "fc.weight" not in shapes:
+    shapes, width, rows = _shapes(folder), config.get("hidden_size"), draft_vocabulary or target.vocab_size
+    fc = shapes.get("fc.weight")
+    if fc is None:
         _refuse(folder, "its weights hold no fc, which every Eagle3 draft has")
-    if layers and shapes["fc.weight"][1:] != [len(layers) * reads]:
-        _refuse(folder, f"its weight fc is {shapes['fc.weight']}, and it reads {len(layers)} layers of width {reads}")
-    for name, shape in shapes.items():
-        if name == "fc.weight" and (len(shape) != 2 or shape[1] % reads or shape[0] != config.get("hidden_size")):
-            _refuse(folder, f"its weight fc is {shape}, not [{config.get('hidden_size')}, a multiple of {reads}]")
-        if name == "lm_head.weight" and shape != [rows, config.get("hidden_size")]:
-            _refuse(folder, f"its weight lm_head is {shape}, not [{rows}, {config.get('hidden_size')}]")
-        if name == "d2t" and shape != [rows]:
-            _refuse(folder, f"its d2t is {shape}, not [{rows}]")
+    if len(fc) != 2 or fc[0] != width or fc[1] % reads:
+        _refuse(folder, f"its weight fc is {fc}, not [{width}, a multiple of {reads}]")
+    if layers and fc[1] != len(layers) * reads:
+        _refuse(folder, f"its weight fc is {fc}, and it reads {len(layers)} layers of width {reads}")
+    for name, wanted in (("lm_head.weight", [rows, width]), ("d2t", [rows])):
+        if shapes.get(name, wanted) != wanted:
+            _refuse(folder, f"its {name.removesuffix('.weight')} is {shapes[name]}, not {wanted}")
 
 
 def _shapes(folder: Path) -> dict[str, list[int]]:

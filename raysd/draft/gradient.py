@@ -28,6 +28,7 @@ class StepGradient:
         """
         self._draft, self._target_head, self._token_to_draft, self._section, self._parts = draft, target_head, token_to_draft, section, parts
         self._device = draft.embedding.device
+        self._token_to_draft_cpu = token_to_draft.cpu()  # to count with: on a GPU every count would wait for the device
         torch.set_num_threads(max(1, threads // parts))
         self._pool = ThreadPoolExecutor(parts, initializer=torch.set_num_threads, initargs=(max(1, threads // parts),))
 
@@ -39,7 +40,7 @@ class StepGradient:
 
     def __call__(self, conversations: Sequence[Conversation]) -> float:
         """Sets `.grad` of every parameter and returns the loss, in nat. The same for any number of threads, up to rounding, and reproducible for one."""
-        counted = counted_rows(conversations, self._token_to_draft, self._section.ttt_steps)
+        counted = counted_rows(conversations, self._token_to_draft_cpu, self._section.ttt_steps)
         parts = balanced([len(each.token_ids) for each in conversations], self._parts)
         results = list(self._pool.map(lambda part: self._part([conversations[i] for i in part], counted), parts))
         for gradients in zip(self._draft.parameters(), *(gradients for _, gradients in results), strict=True):

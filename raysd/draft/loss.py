@@ -43,8 +43,8 @@ class SoftCrossEntropy(torch.autograd.Function):
 
 
 def counted_rows(conversations: Sequence[Conversation], token_to_draft: torch.Tensor, ttt_steps: int) -> list[int]:
-    """How many rows count at each draft step: those whose token t + 2 + j is known and in the draft's vocabulary."""
-    tokens = [each.token_ids[each.prompt_tokens + 1:].to(token_to_draft.device) for each in conversations]
+    """How many rows count at each draft step: those whose token t + 2 + j is known and in the draft's vocabulary. token_to_draft: on CPU, as conversations are."""
+    tokens = [each.token_ids[each.prompt_tokens + 1:] for each in conversations]
     return [sum(int((token_to_draft[answer[step:]] >= 0).sum()) for answer in tokens) for step in range(ttt_steps)]
 
 

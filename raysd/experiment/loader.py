@@ -40,11 +40,7 @@ def load_experiment(path: Path | str) -> Experiment:
             where=path,
             fix="start it with `name:`; `jobs/smollm2-cpu.yaml` is an example",
         )
-    experiment = _validated(document, path)
-    try:
-        return _absolute_paths(experiment, path.resolve().parent)
-    except ExperimentError as err:
-        raise ExperimentError(what=err.what, where=f"{path}: {err.where}", fix=err.fix) from err
+    return _absolute_paths(_validated(document, path), path)
 
 
 def dump_experiment(experiment: Experiment) -> str:
@@ -108,21 +104,22 @@ def _section_in(annotation: Any, get_args: Any) -> Any:
     return next((found for part in get_args(annotation) if (found := _section_in(part, get_args))), None)
 
 
-def _absolute_paths(experiment: Experiment, folder: Path) -> Experiment:
-    """The experiment with every path absolute, so that it means the same in a Ray job's working directory."""
+def _absolute_paths(experiment: Experiment, path: Path) -> Experiment:
+    """The experiment with every path absolute, so that it means the same in a Ray job's working directory; path: its file."""
+    folder = path.resolve().parent
 
     def absolute(value: Path | None) -> Path | None:
         try:
             return None if value is None else (folder / value.expanduser()).resolve()
         except (RuntimeError, ValueError, OSError) as err:  # a user that does not exist, a NUL, a name that is too long
-            raise ExperimentError(what=f"{str(value)[:80]!r} is not a usable path: {err}", where="a path of the experiment file", fix="correct the path") from err
+            raise ExperimentError(what=f"{str(value)[:80]!r} is not a usable path: {err}", where=f"{path}: a path of the experiment file", fix="correct the path") from err
 
     target = experiment.target
     model = target.model
     if not model.startswith("pypi:") and (model.startswith((".", "/", "~")) or (folder / model).is_dir()):
         model = str(absolute(Path(model)))
     if target.revision is not None and model.startswith(("pypi:", "/")):
-        raise ExperimentError(what=f"a revision has no effect on {target.model}, which is not a Hugging Face id", where="target.revision", fix="remove it")
+        raise ExperimentError(what=f"a revision has no effect on {target.model}, which is not a Hugging Face id", where=f"{path}: target.revision", fix="remove it")
     return experiment.model_copy(
         update={
             "store": str(absolute(Path(experiment.store))),

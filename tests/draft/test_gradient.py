@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import torch
 
-from raysd.draft.batch import TargetHead, pack
+from raysd.draft.batch import pack
 from raysd.draft.gradient import StepGradient, balanced
 from raysd.draft.loss import counted_rows, unrolled_loss
 from raysd.experiment.train import TrainSection
-from tests.tiny_drafts import TARGET_VOCAB, conversation, small_draft
+from tests.tiny_drafts import conversation, draft_and_target
 
 CONVERSATIONS = [conversation(tokens, 5, seed=tokens) for tokens in (15, 40, 22, 9, 31)]
 SECTION = TrainSection(conversations_per_step=5, ttt_steps=3, autocast="float32")
@@ -14,7 +14,7 @@ SECTION = TrainSection(conversations_per_step=5, ttt_steps=3, autocast="float32"
 
 def gradients_with(threads: int, section: TrainSection = SECTION) -> tuple[float, list[torch.Tensor]]:
     before = torch.get_num_threads()
-    draft, head, token_to_draft = setup()
+    draft, head, token_to_draft = draft_and_target()
     try:
         with StepGradient(draft, head, token_to_draft, section, threads, min(threads, 5)) as step_gradient:
             return step_gradient(CONVERSATIONS), [parameter.grad for parameter in draft.parameters()]
@@ -22,17 +22,8 @@ def gradients_with(threads: int, section: TrainSection = SECTION) -> tuple[float
         torch.set_num_threads(before)
 
 
-def setup():
-    draft = small_draft()
-    torch.manual_seed(7)
-    head = TargetHead(torch.ones(32), torch.randn(draft.shape.vocab_size, 32), 1e-5)
-    token_to_draft = torch.full((TARGET_VOCAB,), -1)
-    token_to_draft[draft.draft_to_target] = torch.arange(draft.shape.vocab_size)
-    return draft, head, token_to_draft
-
-
 def test_any_number_of_threads_gives_the_gradient_of_the_whole_step():
-    draft, head, token_to_draft = setup()
+    draft, head, token_to_draft = draft_and_target()
     losses = unrolled_loss(draft, pack(CONVERSATIONS, 3), head, token_to_draft, 3, 0.8, counted_rows(CONVERSATIONS, token_to_draft, 3))
     expected = torch.autograd.grad(losses.loss, list(draft.parameters()))
     for threads in (1, 2, 3, 8):

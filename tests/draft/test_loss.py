@@ -2,22 +2,13 @@ from __future__ import annotations
 
 import torch
 
-from raysd.draft.batch import TargetHead, pack
+from raysd.draft.batch import pack
 from raysd.draft.loss import SoftCrossEntropy, counted_rows, unrolled_loss
-from tests.tiny_drafts import TARGET_VOCAB, conversation, small_draft
-
-
-def setup():
-    draft = small_draft()
-    torch.manual_seed(7)
-    head = TargetHead(torch.ones(32), torch.randn(draft.shape.vocab_size, 32), 1e-5)
-    token_to_draft = torch.full((TARGET_VOCAB,), -1)
-    token_to_draft[draft.draft_to_target] = torch.arange(draft.shape.vocab_size)
-    return draft, head, token_to_draft
+from tests.tiny_drafts import conversation, draft_and_target
 
 
 def test_each_step_is_scored_against_the_targets_distribution_one_token_further_on():
-    draft, head, token_to_draft = setup()
+    draft, head, token_to_draft = draft_and_target()
     c = conversation(15, 5, seed=3)
     got = unrolled_loss(draft, pack([c], 2), head, token_to_draft, 2, 0.8, counted_rows([c], token_to_draft, 2))
     with torch.no_grad():
@@ -39,7 +30,7 @@ def test_each_step_is_scored_against_the_targets_distribution_one_token_further_
 
 
 def test_rows_that_only_round_a_batch_up_change_nothing():
-    draft, head, token_to_draft = setup()
+    draft, head, token_to_draft = draft_and_target()
     conversations = [conversation(15, 5, seed=3), conversation(22, 4, seed=4)]
     counted = counted_rows(conversations, token_to_draft, 2)
     exact, rounded = (unrolled_loss(draft, pack(conversations, 2, row_bucket=bucket), head, token_to_draft, 2, 0.8, counted) for bucket in (1, 64))
@@ -52,7 +43,7 @@ def test_rows_that_only_round_a_batch_up_change_nothing():
 
 
 def test_the_loss_falls_when_a_draft_is_fitted_to_one_conversation():
-    draft, head, token_to_draft = setup()
+    draft, head, token_to_draft = draft_and_target()
     c = conversation(40, 5, seed=5)
     batch, counted = pack([c], 2), counted_rows([c], token_to_draft, 2)
     optimiser = torch.optim.AdamW(draft.parameters(), lr=3e-3)
