@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
-from typing import Any
+import json
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from raysd.errors import ArtifactError
 
-SCHEMA = 1
+SCHEMA = 2
+NAME = "record.json"
+
+
+def _inside(name: str) -> str:
+    parts = PurePosixPath(name).parts
+    if not parts or name.startswith("/") or ".." in parts or "\\" in name or "\0" in name:
+        raise ValueError(f"{name!r} lies outside of the artifact")
+    return name
 
 
 class FileEntry(BaseModel):
     """One file of an artifact."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-    size_bytes: int
-    sha256: str
+    size_bytes: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
 class Record(BaseModel):
@@ -46,75 +58,92 @@ class Record(BaseModel):
     ended: str
     elapsed_s: float
     attempt: int
-    files: dict[str, FileEntry]
+    files: dict[Annotated[str, AfterValidator(_inside)], FileEntry]
     """Path inside the artifact to size and hash."""
 
 
-def read_record(path: Path) -> Record | None:
-    """The record at a path; None if there is none. Raises ArtifactError if it does not parse or is of a newer schema."""
+def encode_record(record: Record) -> bytes:
+    """The record as JSON with a checksum of its own, `record_sha256`: a flipped byte in a metric would otherwise still be JSON."""
+    document = record.model_dump(mode="json")
+    return json.dumps(document | {"record_sha256": _checksum(document)}, indent=1, ensure_ascii=False).encode("utf-8")
+
+
+def decode_record(content: bytes, where: object) -> Record:
+    """The record in a file's content. Raises ArtifactError, naming `where`, if it is damaged or of another schema."""
+    fix = "delete the artifact's folder to run the stage again"
     try:
-        text = path.read_text(encoding="utf-8")
+        document = json.loads(content)
+        checksum, schema = document.pop("record_sha256", None), document["record_schema"]
+    except (ValueError, KeyError, TypeError, AttributeError) as err:
+        raise ArtifactError(what="the record is damaged: it is no record in JSON", where=where, fix=fix) from err
+    if isinstance(schema, int) and schema != SCHEMA:
+        raise ArtifactError(what=f"the record has schema {schema}, this raysd reads {SCHEMA}", where=where, fix="upgrade raysd" if schema > SCHEMA else fix)
+    if checksum != _checksum(document):
+        raise ArtifactError(what="the record is damaged: it differs from the checksum in it", where=where, fix=fix)
+    try:
+        return Record.model_validate(document)
+    except ValidationError as err:
+        raise ArtifactError(what=f"the record does not parse ({err.error_count()} problems)", where=where,
+                            fix=f"{fix}, or use the raysd version that wrote it") from err
+
+
+def read_record(path: Path) -> Record | None:
+    """The record at a path; None if there is none. Raises ArtifactError as `decode_record` does, and if it cannot be read."""
+    try:
+        return decode_record(path.read_bytes(), path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as err:
-        raise ArtifactError(
-            what=f"the record cannot be read: {err.strerror}",
-            where=path,
-            fix="make the folder readable, or delete it to run the stage again",
-        ) from err
-    except UnicodeDecodeError as err:
-        raise ArtifactError(
-            what="the record is not UTF-8 text", where=path, fix="delete the artifact's folder to run the stage again"
-        ) from err
-    try:
-        record = Record.model_validate_json(text)
-    except ValidationError as err:
-        raise ArtifactError(
-            what=f"the record does not parse ({err.error_count()} problems)",
-            where=path,
-            fix="delete the artifact's folder to run the stage again, or use the raysd version that wrote it",
-        ) from err
-    if record.record_schema > SCHEMA:
-        raise ArtifactError(
-            what=f"the record has schema {record.record_schema}, this raysd reads up to {SCHEMA}", where=path, fix="upgrade raysd"
-        )
-    return record
+        raise ArtifactError(what=f"the record cannot be read: {err.strerror}", where=path,
+                            fix="make the folder readable, or delete it to run the stage again") from err
+
+
+def _checksum(document: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def describe_files(folder: Path) -> dict[str, FileEntry]:
     """Size and SHA-256 of every file below a folder, by its path inside the folder."""
-    return {
-        path.relative_to(folder).as_posix(): FileEntry(size_bytes=path.stat().st_size, sha256=sha256_of(path))
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): FileEntry(size_bytes=path.stat().st_size, sha256=digest)
+            for path, digest in zip(paths, _hashes(paths), strict=True)}
 
 
-def verify_sizes(folder: Path, record: Record) -> None:
-    """Raises ArtifactError, naming the file, if one is missing or differs from its record in size. Quick: it reads no content."""
+def verify_files(folder: Path, record: Record, place: str) -> None:
+    """Raises ArtifactError, naming the file, if one is missing or differs from its record in size or SHA-256.
+
+    place: the artifact as a person names it, for the message.
+    """
+    check_sizes({name: (folder / name).stat().st_size for name in record.files if (folder / name).is_file()}, record, place)
+    for (name, entry), digest in zip(record.files.items(), _hashes([folder / name for name in record.files]), strict=True):
+        if digest != entry.sha256:
+            raise ArtifactError(what="a file of the artifact differs from the SHA-256 in its record", where=f"{place}/{name}", fix=again(record, place))
+
+
+def check_sizes(sizes: dict[str, int], record: Record, place: str) -> None:
+    """Raises ArtifactError, naming the file, if one is missing or differs from its record in size. sizes: what is there, in bytes."""
     for name, entry in record.files.items():
-        path = folder / name
-        if not path.is_file():
-            raise ArtifactError(what="a file of the artifact is missing", where=path, fix=_again(folder, record))
-        size_bytes = path.stat().st_size
-        if size_bytes != entry.size_bytes:
-            raise ArtifactError(
-                what=f"a file of the artifact has {size_bytes} bytes, its record says {entry.size_bytes}", where=path, fix=_again(folder, record)
-            )
+        if name not in sizes:
+            raise ArtifactError(what="a file of the artifact is missing", where=f"{place}/{name}", fix=again(record, place))
+        if sizes[name] != entry.size_bytes:
+            raise ArtifactError(what=f"a file of the artifact has {sizes[name]} bytes, its record says {entry.size_bytes}", where=f"{place}/{name}",
+                                fix=again(record, place))
 
 
-def verify_files(folder: Path, record: Record) -> None:
-    """Raises ArtifactError, naming the file, if one is missing or differs from its record in size or SHA-256."""
-    verify_sizes(folder, record)
-    for name, entry in record.files.items():
-        if sha256_of(folder / name) != entry.sha256:
-            raise ArtifactError(
-                what="a file of the artifact differs from the SHA-256 in its record", where=folder / name, fix=_again(folder, record)
-            )
+def again(record: Record, place: str) -> str:
+    """What to do about a damaged artifact."""
+    return f"delete {place} to run the stage {record.stage} again"
 
 
-def _again(folder: Path, record: Record) -> str:
-    return f"delete {folder} to run the stage {record.stage} again"
+def _hashes(paths: Iterable[Path]) -> list[str]:
+    # hashlib lets other threads run while it works, so files are hashed side by side.
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(sha256_of, paths))
+
+
+def is_whole(path: Path, entry: FileEntry) -> bool:
+    """Whether there is a file of this size and SHA-256."""
+    return path.is_file() and path.stat().st_size == entry.size_bytes and sha256_of(path) == entry.sha256
 
 
 def sha256_of(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,16 @@ class Progress(Protocol):
         units in their names."""
 
 
+class Kept(Protocol):
+    """Finished pieces of the unfinished artifact (artifacts/pieces.py): they survive the attempt, and are whole or not there."""
+
+    def keep(self, name: str, path: Path) -> Path:
+        """Keeps a finished file under a name; returns where it is now. The file may be moved."""
+
+    def find(self, name: str) -> Path | None:
+        """The file kept under a name, on this machine; None if there is none that is whole."""
+
+
 @dataclass(frozen=True)
 class StageRun:
     """One run of a stage. The function writes files into `out` and returns metrics; it never touches the store itself."""
@@ -25,12 +36,21 @@ class StageRun:
     experiment: Experiment
     inputs: dict[str, Path]
     """Stage name to the folder of its verified artifact, on this machine."""
+    pieces: Kept
+    """Finished pieces, of this attempt and those before."""
     work: Path
-    """Unfinished work that survives a failed attempt."""
+    """This attempt's own folder, gone when the artifact is there."""
     out: Path
     """Empty at the start; what is in it at the end becomes the artifact."""
     progress: Progress
+    """Raises LeaseLostError if another run has taken the stage over."""
+    whole: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    """`with run.whole():` what an interruption must not cut in two: SIGTERM and Ctrl-C wait until its end."""
 
 
 StageFunction = Callable[[StageRun], dict[str, Any]]
 """A pure function of its experiment and its inputs to files and metrics. Raises RaysdError for what a user can mend."""
+
+
+def no_progress(doing: str, done: float | None = None, total: float | None = None, unit: str = "", **figures: float) -> None:
+    """A Progress that shows nothing."""

@@ -1,166 +1,305 @@
-"""Where artifacts live: the Store protocol and its home in a local (or shared) folder."""
+"""The store: artifacts by experiment, stage and fingerprint, in one of the homes.
+
+    <experiment>/<stage>/<fingerprint>/record.json        there is an artifact, and these are its files
+                                       ...                its files
+                                       lease-00001.json   who works on it, or did
+                                       job-a1.log         what the job of an attempt said
+                                       work/              unfinished: pieces, and one attempt's own files
+"""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
-import os
+import re
 import shutil
-import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import IO
 
-from raysd.artifacts.record import Record, read_record, verify_files, verify_sizes
-from raysd.errors import ArtifactError
+from raysd.artifacts.folder import explained
+from raysd.artifacts.home import Entry, Home
+from raysd.artifacts.lease import HeldLease, LeaseLostError, SeenLease, hold_lease, lease_entries, newest_lease, read_lease, utc_now
+from raysd.artifacts.pieces import Pieces
+from raysd.artifacts.record import NAME, Record, again, check_sizes, decode_record, encode_record, is_whole, verify_files
+from raysd.artifacts.stage import Progress, no_progress
+from raysd.errors import ArtifactError, TryAgainError
+
+PARALLEL = 16
+"""Small files asked for at once."""
+LOG_INTERVAL_S = 10.0
+"""Between two uploads of a log that is still being written."""
 
 
 @dataclass(frozen=True)
 class ArtifactKey:
-    """Names one artifact: `<store>/<experiment>/<stage>/<fingerprint>/`."""
+    """Names one artifact."""
 
     experiment: str
     stage: str
     fingerprint: str
 
-
-class Store(Protocol):
-    """What stages and the runner need of a home for artifacts."""
-
-    root: Path
-    """The folder on this machine that artifacts are in."""
-
-    def check_writable(self) -> None:
-        """Raises ArtifactError, naming the folder, if nothing can be written."""
-
-    def folder(self, key: ArtifactKey) -> Path:
-        """Where the artifact's files are, or will be, on this machine. Nothing is checked, and the folder may be absent."""
-
-    def record(self, key: ArtifactKey) -> Record | None:
-        """The artifact's record, or None if the artifact does not exist."""
-
-    def records(self, experiment: str, stage: str) -> list[Record]:
-        """All records of one stage of one experiment, the newest first."""
-
-    def open(self, key: ArtifactKey) -> Path:
-        """A folder on this machine with the artifact's verified files. Raises ArtifactError if it is absent or damaged."""
-
-    def lock(self, key: ArtifactKey) -> contextlib.AbstractContextManager[None]:
-        """Held while the artifact is written, so that two runners never write the same one."""
-
-    def work(self, key: ArtifactKey) -> Path:
-        """A folder on this machine for unfinished work of the artifact; it survives a failed attempt."""
-
-    def publish(self, key: ArtifactKey, folder: Path, record: Record) -> Path:
-        """Makes the files of a folder the artifact, then writes its record; returns the artifact's folder on this machine."""
+    @property
+    def prefix(self) -> str:
+        """What the keys of all its files start with."""
+        return f"{self.experiment}/{self.stage}/{self.fingerprint}/"
 
 
-def check_record(folder: Path, record: Record, key: ArtifactKey) -> None:
-    """Raises ArtifactError if a record is not that of the artifact whose folder it lies in, or if a file of it is missing or has another size.
+@dataclass(frozen=True)
+class Found:
+    """An artifact, finished or not, as a listing finds it."""
 
-    Quick, so that what is called found is there; `open` compares the hashes as well.
-    """
-    fix = f"delete {folder} to run the stage {key.stage} again"
-    if (record.experiment, record.stage, record.fingerprint) != (key.experiment, key.stage, key.fingerprint):
-        raise ArtifactError(what=f"the record is that of {record.experiment}/{record.stage}/{record.fingerprint[:12]}", where=folder / "record.json", fix=fix)
-    verify_sizes(folder, record)
+    key: ArtifactKey
+    files: list[Entry]
+    """All of it: its files, its record, leases, logs and unfinished work."""
+
+    def entry(self, name: str) -> Entry | None:
+        """The stored file of a name inside the artifact."""
+        return next((entry for entry in self.files if entry.key == self.key.prefix + name), None)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(entry.size_bytes for entry in self.files)
+
+    @property
+    def modified_s(self) -> float:
+        """When any of it was last written, on the home's clock."""
+        return max(entry.modified_s for entry in self.files)
 
 
-class LocalStore:
-    """Artifacts in a folder. Several nodes may use it if the folder is on a shared file system."""
+@dataclass(frozen=True)
+class Content:
+    """What is told of an artifact."""
 
-    def __init__(self, root: Path | str) -> None:
-        self.root = Path(root)
-        if self.root.exists() and not self.root.is_dir():
-            raise ArtifactError(what="the store is a file, not a folder", where=self.root, fix="name a folder in `store:`")
+    record: Record | None
+    lease: SeenLease | None
+    error: ArtifactError | None
+    """Why neither can be read."""
+
+
+class Store:
+    """Artifacts in a home. All methods raise what the home raises."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+
+    @property
+    def uri(self) -> str:
+        """The store as `--store` takes it."""
+        return self.home.uri
 
     def check_writable(self) -> None:
-        with _explained(self.root):
-            self.root.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.root) as file:
-                file.write(b"raysd")
+        """Raises ArtifactError, naming the place, if nothing can be written."""
+        self.home.check_writable()
+
+    def place(self, key: ArtifactKey, name: str = "") -> str:
+        """The artifact, or a file of it, as a person names it."""
+        return self.home.place(key.prefix + name).rstrip("/")
 
     def folder(self, key: ArtifactKey) -> Path:
-        return self.root / key.experiment / key.stage / key.fingerprint
+        """Where the artifact's files are on this machine, or would be. Nothing is checked, and the folder may be absent."""
+        return self.home.local(key.prefix.rstrip("/"))
 
     def record(self, key: ArtifactKey) -> Record | None:
-        record = read_record(self.folder(key) / "record.json")
+        """The artifact's record, or None if the artifact does not exist.
+
+        Quick: sizes are compared, contents are not (`open` does). Raises ArtifactError, naming the file, if the record is damaged or another
+        artifact's, or if a file is missing or of another size.
+        """
+        record = self._read_record(key)
         if record is not None:
-            check_record(self.folder(key), record, key)
+            prefix = key.prefix
+            sizes = {entry.key.removeprefix(prefix): entry.size_bytes for entry in self.home.list(prefix)}
+            check_sizes(sizes, record, self.place(key))
         return record
 
-    def records(self, experiment: str, stage: str) -> list[Record]:
-        found = [read_record(path) for path in (self.root / experiment / stage).glob("*/record.json")]
-        return sorted((record for record in found if record), key=lambda record: record.ended, reverse=True)
+    def newest_record(self, experiment: str, stage: str) -> Record | None:
+        """The record that was written last, of one stage of one experiment; None if there is none. Raises ArtifactError if it is damaged."""
+        records = [entry for entry in self.home.list(f"{experiment}/{stage}/") if entry.key.endswith(f"/{NAME}") and entry.key.count("/") == 3]
+        if not records:
+            return None
+        newest = max(records, key=lambda entry: (entry.modified_s, entry.key))
+        return self._read_record(ArtifactKey(experiment, stage, newest.key.split("/")[2]))
 
-    def open(self, key: ArtifactKey) -> Path:
+    def open(self, key: ArtifactKey, progress: Progress = no_progress) -> Path:
+        """A folder on this machine with the artifact's verified files and its record. Raises ArtifactError if it is absent or damaged."""
         record = self.record(key)
-        folder = self.folder(key)
         if record is None:
-            raise ArtifactError(
-                what=f"there is no {key.stage} artifact {key.fingerprint[:12]}", where=folder, fix=f"run the stage {key.stage} first"
-            )
-        verify_files(folder, record)
+            raise ArtifactError(what=f"there is no {key.stage} artifact {key.fingerprint[:12]}", where=self.place(key), fix=f"run the stage {key.stage} first")
+        folder, place = self.folder(key), self.place(key)
+        if not self.home.remote:
+            verify_files(folder, record, place)
+            return folder
+        try:
+            verify_files(folder, record, place)
+        except ArtifactError:  # it is the copy that is absent or damaged
+            lacking = {name: entry.size_bytes for name, entry in record.files.items() if not is_whole(folder / name, entry)}
+            moved = _counted(progress, f"fetching {key.stage}", sum(lacking.values()))
+            for name in lacking:
+                self.home.fetch(key.prefix + name, moved)
+            verify_files(folder, record, place)
+        self.home.fetch(key.prefix + NAME)
+        for name in [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]:
+            if _is_result(name) and name not in record.files:
+                (folder / name).unlink()  # of an attempt that died while it published; stages read `*.safetensors`
         return folder
+
+    def lease(self, key: ArtifactKey) -> SeenLease | None:
+        """The artifact's newest lease, or None if nobody ever worked on it."""
+        return newest_lease(self.home, key.prefix)
 
     @contextlib.contextmanager
-    def lock(self, key: ArtifactKey) -> Iterator[None]:
-        path = self.folder(key) / "lock"
-        with _explained(path):
+    def work_on(self, key: ArtifactKey, inputs: dict[str, str], job: str = "", clock: Callable[[], datetime] = utc_now) -> Iterator[Work]:
+        """Holds the artifact's lease, with what is needed to make it; the arguments are `hold_lease`'s. Raises LeaseHeldError if somebody else does."""
+        with hold_lease(self.home, key.prefix, key.experiment, key.stage, key.fingerprint, inputs, job, clock=clock) as held:
+            yield Work(self, key, held)
+
+    @contextlib.contextmanager
+    def log(self, key: ArtifactKey, attempt: int) -> Iterator[KeptLog]:
+        """A log of an attempt, kept beside the artifact while it is written."""
+        name = log_name(attempt)
+        path = self.home.local(key.prefix + name)
+        with explained(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("w")
+            file = path.open("w", encoding="utf-8", errors="replace")
         with file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # released by the kernel when the process dies, however it dies
-            yield
+            log = KeptLog(self.home, key.prefix + name, file)
+            log.upload()
+            try:
+                yield log
+            finally:
+                log.upload()
 
-    def work(self, key: ArtifactKey) -> Path:
-        folder = self.folder(key) / "work"
-        with _explained(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        return folder
+    def logs(self, key: ArtifactKey) -> list[int]:
+        """Attempts whose logs are kept, in order."""
+        matches = [re.fullmatch(r"job-a(\d+)\.log", entry.key.rpartition("/")[2]) for entry in self.home.list(f"{key.prefix}job-a")]
+        return sorted(int(match[1]) for match in matches if match)
 
-    def publish(self, key: ArtifactKey, folder: Path, record: Record) -> Path:
-        home = self.folder(key)
-        with _explained(home):
-            home.mkdir(parents=True, exist_ok=True)
-            for name in record.files:
-                target = home / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(folder / name, target)
-                _fsync(target)
-            temporary = home / "record.json.part"
-            temporary.write_text(record.model_dump_json(indent=1), encoding="utf-8")
-            _fsync(temporary)
-            os.replace(temporary, home / "record.json")
-            _fsync(home)
-            shutil.rmtree(home / "work", ignore_errors=True)  # the record is there: leftovers are only disk space
-        return home
+    def read_log(self, key: ArtifactKey, attempt: int) -> str:
+        """What is kept of an attempt's log so far; empty if there is none."""
+        return (self.home.get(key.prefix + log_name(attempt)) or b"").decode("utf-8", "replace")
+
+    def inventory(self) -> list[Found]:
+        """Everything in the store that is an artifact, finished or not, from one listing."""
+        found: dict[ArtifactKey, list[Entry]] = {}
+        for entry in self.home.list(""):
+            parts = entry.key.split("/")
+            if len(parts) >= 4 and re.fullmatch("[0-9a-f]{32}", parts[2]):
+                found.setdefault(ArtifactKey(*parts[:3]), []).append(entry)
+        return [Found(key, files) for key, files in found.items()]
+
+    def read_all(self, found: list[Found]) -> list[Content]:
+        """Record and newest lease of each, read side by side."""
+        now_s = self.home.now_s() if found else 0.0
+
+        def read(each: Found) -> Content:
+            leases = lease_entries(each.files)
+            try:
+                record = self._read_record(each.key) if each.entry(NAME) else None
+                return Content(record, read_lease(self.home, leases[-1], now_s) if leases else None, None)
+            except ArtifactError as err:
+                return Content(None, None, err)
+
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            return list(pool.map(read, found))
+
+    def delete(self, found: Found) -> None:
+        """Deletes an artifact: its record first, so that what is left of an interrupted deletion is no artifact."""
+        self.home.delete([found.key.prefix + NAME])
+        self.home.delete([entry.key for entry in found.files])
+
+    def _read_record(self, key: ArtifactKey) -> Record | None:
+        content = self.home.get(key.prefix + NAME)
+        if content is None:
+            return None
+        record = decode_record(content, self.place(key, NAME))
+        if (record.experiment, record.stage, record.fingerprint) != (key.experiment, key.stage, key.fingerprint):
+            raise ArtifactError(what=f"the record is that of {record.experiment}/{record.stage}/{record.fingerprint[:12]}", where=self.place(key, NAME),
+                                fix=again(record, self.place(key)))
+        return record
 
 
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+class Work:
+    """What the holder of an artifact's lease makes it with."""
+
+    def __init__(self, store: Store, key: ArtifactKey, held: HeldLease) -> None:
+        self._store, self._key = store, key
+        self.held = held
+        self.pieces = Pieces(store.home, key.prefix, held)
+        self.scratch = store.home.local(f"{key.prefix}work/attempt-{held.lease.number}")
+        """This attempt's own folder on this machine, for what no other attempt needs."""
+
+    def clear(self) -> None:
+        """Makes the scratch folder, and removes those of attempts before."""
+        for folder in self.scratch.parent.glob("attempt-*"):
+            shutil.rmtree(folder, ignore_errors=True)  # its attempt may still be dying, or be another machine's
+        self.scratch.mkdir(parents=True)
+
+    def publish(self, folder: Path, record: Record, progress: Progress = no_progress) -> Path:
+        """Makes the files of a folder the artifact, then writes its record; returns the artifact's folder on this machine. The files are moved.
+
+        Raises LeaseLostError if another run has the lease, or has published before.
+        """
+        store, home, prefix = self._store, self._store.home, self._key.prefix
+        moved = _counted(progress, "publishing", sum(entry.size_bytes for entry in record.files.values()))
+        names = [entry.key.removeprefix(prefix) for entry in home.list(prefix)]
+        self.held.check_now()  # after listing: so far nobody else can have written any of them
+        home.delete([prefix + name for name in names if _is_result(name) and name not in record.files])  # of an attempt that died while it published
+        for name in record.files:
+            self.held.check_now()
+            home.put_file(prefix + name, folder / name, moved)
+        self.held.check_now()
+        if not home.create(prefix + NAME, encode_record(record)):
+            raise LeaseLostError(what=f"another run published the {self._key.stage} artifact meanwhile", where=store.place(self._key), fix="run again: it is found")
+        pieces = [entry.key for entry in home.list(f"{prefix}work/")]
+        home.delete(pieces)  # leftovers are only disk space from here on
+        shutil.rmtree(home.local(f"{prefix}work"), ignore_errors=True)
+        return store.folder(self._key)
 
 
-@contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Turns the operating system's refusal to write into an ArtifactError that says what to do."""
-    try:
-        yield
-    except OSError as err:
-        fixes = {
-            errno.ENOSPC: "free disk space, or name another folder in `store:`",
-            errno.EDQUOT: "raise the quota, or name another folder in `store:`",
-            errno.EACCES: "make the folder writable, or name another one in `store:`",
-            errno.EROFS: "name a folder on a writable file system in `store:`",
-        }
-        raise ArtifactError(
-            what=f"the store cannot be written: {err.strerror}",
-            where=err.filename or path,
-            fix=fixes.get(err.errno, "check the folder in `store:`"),
-        ) from err
+class KeptLog:
+    """A log that is written on this machine and kept beside its artifact."""
+
+    def __init__(self, home: Home, key: str, file: IO[str]) -> None:
+        self._home, self._key, self._file = home, key, file
+        self._uploaded_s = time.monotonic()
+
+    def write(self, line: str) -> None:
+        """Adds a line."""
+        with explained(self._home.local(self._key)):
+            self._file.write(line + "\n")
+            self._file.flush()
+        if time.monotonic() - self._uploaded_s > LOG_INTERVAL_S:
+            with contextlib.suppress(TryAgainError):  # the next one brings it all; only the last must not fail
+                self.upload()
+
+    def upload(self) -> None:
+        """Brings what is written so far to the home, if that is elsewhere."""
+        if self._home.remote:
+            self._uploaded_s = time.monotonic()
+            self._home.put(self._key, self._home.local(self._key).read_bytes())
+
+
+def log_name(attempt: int) -> str:
+    """The file that keeps the log of an attempt."""
+    return f"job-a{attempt}.log"
+
+
+def _is_result(name: str) -> bool:
+    """Whether a file of this name below an artifact is one of its results, finished or not: no record, lease, log or unfinished work."""
+    return name != NAME and not name.startswith(("lease-", "job-a", "work/"))
+
+
+def _counted(progress: Progress, doing: str, total_bytes: int):
+    """A callable for bytes that were moved, which tells the progress in GB."""
+    done = 0
+
+    def moved(size_bytes: int) -> None:
+        nonlocal done
+        done += size_bytes
+        progress(doing, done / 1e9, total_bytes / 1e9, "GB")
+
+    return moved

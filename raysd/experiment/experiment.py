@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
 
 from raysd.experiment.capture import CaptureSection
 from raysd.experiment.draft import DraftSection
@@ -10,6 +12,7 @@ from raysd.experiment.hardware import HardwareSection
 from raysd.experiment.prompts import PromptsSection
 from raysd.experiment.quantize import QuantizeSection
 from raysd.experiment.section import Placement, Section
+from raysd.experiment.store import read_store
 from raysd.experiment.sweep import SweepSection
 from raysd.experiment.target import TargetSection
 from raysd.experiment.train import TrainSection
@@ -19,7 +22,8 @@ class Experiment(Section):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")
     """What it is called; the folder of its artifacts in the store."""
     store: Placement[str] = "../runs"
-    """Where artifacts go: a folder, relative to the experiment file."""
+    """Where artifacts go: a folder, relative to the experiment file, or `s3://BUCKET/PREFIX`. Or a mapping with `uri`, `endpoint_url`, `region` and
+    `addressing_style` (S3Section), which is resolved to a text as `--store` takes it."""
     target: TargetSection
     hardware: HardwareSection = HardwareSection()
     prompts: PromptsSection
@@ -52,6 +56,12 @@ class Experiment(Section):
             raise ValueError("quantize: there is no draft to quantize; add `capture: {}` and `train: {}`, or a draft.checkpoint")
         if "fp8" in self.sweep.arms and self.quantize is None:
             raise ValueError("sweep.arms: holds fp8, but there is no quantize section; add `quantize: {}` or remove the arm")
-        if not self.store.strip() or "://" in self.store or self.store.startswith(("s3:", "gs:", "http:", "https:")):
-            raise ValueError(f"store: `{self.store}` is not a folder; this version keeps artifacts in a folder that all nodes share")
         return self
+
+    @field_validator("store", mode="before")
+    @classmethod
+    def _store_as_text(cls, store: Any) -> Any:
+        if not isinstance(store, (str, dict)):
+            return store  # for pydantic to refuse
+        named = read_store(store)
+        return named if isinstance(named, str) else named.text()

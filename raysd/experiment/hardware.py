@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from raysd.experiment.section import Placement, Section
+
+SECRET_NAME = re.compile(r"SECRET|(^|_)(TOKEN|PASSWORD|CREDENTIALS?|ACCESS_KEY(_ID)?|API_KEY)$", re.IGNORECASE)
+"""Names of variables that hold a secret."""
 
 StageName = Literal["capture", "train", "quantize", "sweep", "report"]
 
@@ -23,9 +27,28 @@ class StageResources(Section):
     custom: Placement[dict[str, Annotated[float, Field(ge=0)]]] = {}
     """Custom Ray resources, for instance `{accelerator_type:AMD-Instinct-MI355X-OAM: 0.001}`."""
 
+    def words(self) -> str:
+        """What is asked for, in a few words."""
+        asked = [f"{amount:g} {name}" for name, amount in (("cpu", self.cpus), ("gpu", self.gpus), ("GB", self.memory_bytes / 1e9), *self.custom.items()) if amount]
+        return ", ".join(asked) or "none"
+
 
 class HardwareSection(Section):
     name: str = "cpu"
     """A short name of the catalogue (`raysd/hardware/hardware.yaml`), or `cpu` for vLLM's CPU build."""
     resources: Placement[dict[StageName, StageResources]] = {}
     """Stage name to resources; a stage that is not named asks for nothing and runs on the head node."""
+    env: Placement[dict[Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")], str]] = {}
+    """Environment variables of every stage's job, on top of the node's own."""
+
+    def of_stage(self, stage: str) -> StageResources:
+        """What a stage's job asks for."""
+        return self.resources.get(stage, StageResources())
+
+    @field_validator("env")
+    @classmethod
+    def _no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
+        secret = [name for name in env if SECRET_NAME.search(name)]
+        if secret:
+            raise ValueError(f"{secret[0]}: the experiment is stored beside every result, and a secret must not be; set it in the nodes' own environment")
+        return env

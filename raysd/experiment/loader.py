@@ -122,7 +122,7 @@ def _absolute_paths(experiment: Experiment, path: Path) -> Experiment:
         raise ExperimentError(what=f"a revision has no effect on {target.model}, which is not a Hugging Face id", where=f"{path}: target.revision", fix="remove it")
     return experiment.model_copy(
         update={
-            "store": str(absolute(Path(experiment.store))),
+            "store": str(absolute(Path(experiment.store))) if "://" not in experiment.store else experiment.store,
             "target": target.model_copy(update={"model": model, "chat_template": absolute(target.chat_template)}),
             "prompts": experiment.prompts.model_copy(update={"path": absolute(experiment.prompts.path)}),
             "draft": experiment.draft.model_copy(update={"checkpoint": absolute(experiment.draft.checkpoint)}),

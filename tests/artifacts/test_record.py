@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from raysd.artifacts.record import Record, describe_files, read_record, sha256_of, verify_files
+from raysd.artifacts.record import (
+    SCHEMA,
+    Record,
+    decode_record,
+    describe_files,
+    encode_record,
+    is_whole,
+    read_record,
+    sha256_of,
+    verify_files,
+)
 from raysd.errors import ArtifactError
 
 
@@ -22,7 +31,7 @@ def make_record(folder: Path, **changes: Any) -> Record:
         "code_version": "0",
         "packages": {},
         "host": {},
-        "metrics": {"steps": 3},
+        "metrics": {"steps": 3, "loss": 1.25, "by_position": {"2": 7, "10": 8}, "name": "caf\u00e9"},
         "started": "2026-01-01T00:00:00+00:00",
         "ended": "2026-01-01T00:01:00+00:00",
         "elapsed_s": 60.0,
@@ -44,8 +53,8 @@ def artifact(tmp_path: Path) -> Path:
 def test_a_record_reads_back_equal(artifact: Path, tmp_path: Path):
     record = make_record(artifact)
     path = tmp_path / "record.json"
-    path.write_text(record.model_dump_json(indent=1))
-    assert read_record(path) == record
+    path.write_bytes(encode_record(record))
+    assert read_record(path) == record == decode_record(path.read_bytes(), path)
     assert record.files["a.bin"].size_bytes == 8 and record.files["a.bin"].sha256 == sha256_of(artifact / "a.bin")
     assert sorted(record.files) == ["a.bin", "sub/b.bin"]
 
@@ -56,27 +65,47 @@ def test_no_record_is_none(tmp_path: Path):
     assert read_record(tmp_path / "file" / "record.json") is None
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"stage": "train"}', b"\xff\xfe\x00"])
-def test_a_broken_record_raises_and_is_named(tmp_path: Path, content: bytes):
-    path = tmp_path / "record.json"
-    path.write_bytes(content)
-    with pytest.raises(ArtifactError) as caught:
-        read_record(path)
-    assert caught.value.where == str(path) and "delete" in caught.value.fix
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"text"', b'{"stage": "train"}', b'{"record_schema": 2}', b"\xff\xfe\x00"])
+def test_a_broken_record_raises_and_is_named(content: bytes):
+    with pytest.raises(ArtifactError, match="damaged") as caught:
+        decode_record(content, "here/record.json")
+    assert caught.value.where == "here/record.json" and "delete" in caught.value.fix
 
 
-def test_an_unknown_field_or_a_newer_schema_is_not_read_as_if_it_were_known(artifact: Path, tmp_path: Path):
-    path = tmp_path / "record.json"
-    path.write_text(json.dumps({**make_record(artifact).model_dump(mode="json"), "extra": 1}))
+def test_any_digit_or_letter_that_changes_is_seen(artifact: Path):
+    content = encode_record(make_record(artifact))
+    for at, byte in enumerate(content):
+        if chr(byte).isalnum():
+            with pytest.raises(ArtifactError):
+                decode_record(content[:at] + bytes([byte ^ 1]) + content[at + 1 :], "here")
+
+
+def test_an_unknown_field_is_not_read_as_if_it_were_known(artifact: Path):
+    class Wider(Record):
+        extra: int = 1
+
     with pytest.raises(ArtifactError, match="does not parse"):
-        read_record(path)
-    path.write_text(make_record(artifact, record_schema=2).model_dump_json())
-    with pytest.raises(ArtifactError, match="schema 2"):
-        read_record(path)
+        decode_record(encode_record(Wider(**make_record(artifact).model_dump())), "here")
+
+
+def test_a_newer_schema_asks_for_a_newer_raysd(artifact: Path):
+    with pytest.raises(ArtifactError, match=f"schema {SCHEMA + 1}") as caught:
+        decode_record(encode_record(make_record(artifact, record_schema=SCHEMA + 1)), "here")
+    assert caught.value.fix == "upgrade raysd"
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "", ".", "a\\b", "a\0b"])
+def test_a_file_outside_of_the_artifact_is_refused(artifact: Path, name: str):
+    record = make_record(artifact)
+    evil = record.model_copy(update={"files": {name: record.files["a.bin"]}})
+    with pytest.raises(ArtifactError, match="does not parse"):
+        decode_record(encode_record(evil), "here")
 
 
 def test_an_intact_artifact_passes(artifact: Path):
-    verify_files(artifact, make_record(artifact))
+    record = make_record(artifact)
+    verify_files(artifact, record, "here")
+    assert all(is_whole(artifact / name, entry) for name, entry in record.files.items())
 
 
 @pytest.mark.parametrize(
@@ -92,5 +121,6 @@ def test_a_damaged_file_is_named(artifact: Path, damage, words: str):
     record = make_record(artifact)
     damage(artifact / "a.bin")
     with pytest.raises(ArtifactError, match=words) as caught:
-        verify_files(artifact, record)
-    assert "a.bin" in caught.value.where and str(artifact) in caught.value.fix
+        verify_files(artifact, record, "here")
+    assert caught.value.where == "here/a.bin" and "delete here" in caught.value.fix
+    assert not is_whole(artifact / "a.bin", record.files["a.bin"])

@@ -1,21 +1,25 @@
-"""The store: what is published is found whole, what is not is not there, and two writers never meet."""
+"""The store, in a folder and on a real S3 server alike: what is published is found whole, and what is not is not there."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from raysd.artifacts import ArtifactKey, LocalStore, Record, describe_files
+from raysd.artifacts import ArtifactKey, Record, Store, describe_files
+from raysd.artifacts.home import Home
+from raysd.artifacts.lease import LeaseHeldError
+from raysd.artifacts.record import SCHEMA, encode_record
 from raysd.errors import ArtifactError
 
 KEY = ArtifactKey("tiny", "train", "a" * 32)
+FILES = {"draft.bin": b"weights", "sub/log.txt": b"fine"}
 
 
-def record_of(folder: Path, key: ArtifactKey = KEY, ended: str = "2026-01-01T00:01:00+00:00") -> Record:
+def record_of(folder: Path, key: ArtifactKey = KEY) -> Record:
     return Record(
         experiment=key.experiment,
         stage=key.stage,
@@ -25,118 +29,187 @@ def record_of(folder: Path, key: ArtifactKey = KEY, ended: str = "2026-01-01T00:
         code_version="0",
         packages={},
         host={},
-        metrics={},
-        started=ended,
-        ended=ended,
+        metrics={"accepted": 1234},
+        started="2026-01-01T00:00:00+00:00",
+        ended="2026-01-01T00:01:00+00:00",
         elapsed_s=1.0,
         attempt=1,
         files=describe_files(folder),
     )
 
 
-def write_out(store: LocalStore, key: ArtifactKey = KEY) -> Path:
-    out = store.work(key) / "out"
-    (out / "sub").mkdir(parents=True)
-    (out / "draft.bin").write_bytes(b"weights")
-    (out / "sub" / "log.txt").write_text("fine")
-    return out
+def write_files(folder: Path, files: dict[str, bytes]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
 
 
-def test_what_is_published_is_found_with_its_files(tmp_path: Path):
-    store = LocalStore(tmp_path / "store")
-    assert store.record(KEY) is None and store.records("tiny", "train") == []
-    out = write_out(store)
-    home = store.publish(KEY, out, record_of(out))
-    assert store.open(KEY) == home == store.folder(KEY)
-    assert (home / "draft.bin").read_bytes() == b"weights" and (home / "sub" / "log.txt").read_text() == "fine"
-    assert not (home / "work").exists()
-    assert store.record(KEY).files.keys() == {"draft.bin", "sub/log.txt"}
+def publish(store: Store, key: ArtifactKey = KEY, files: dict[str, bytes] = FILES) -> Record:
+    with store.work_on(key, {}) as work:
+        work.clear()
+        out = write_files(work.scratch / "out", files)
+        record = record_of(out, key)
+        assert work.publish(out, record) == store.folder(key)
+    return record
 
 
-def test_files_without_a_record_are_no_artifact(tmp_path: Path):
-    store = LocalStore(tmp_path)
-    write_out(store)
-    (store.folder(KEY) / "draft.bin").write_bytes(b"half")
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    return {name: content for name, content in contents(folder).items() if name != "record.json" and not name.startswith("lease-")}
+
+
+def test_what_is_published_is_found_with_its_files(store: Store, new_home: Callable[[], Home]):
+    assert (
+        store.record(KEY) is None and store.newest_record("tiny", "train") is None and store.lease(KEY) is None and store.inventory() == []
+    )
+    record = publish(store)
+    for seen in (store, Store(new_home())):
+        assert seen.record(KEY) == record
+        folder = seen.open(KEY)
+        assert folder == seen.folder(KEY) and results(folder) == FILES and (folder / "record.json").is_file()
+        assert seen.open(KEY) == folder
+    assert [entry.key.removeprefix(KEY.prefix) for entry in store.home.list(KEY.prefix)] == [
+        "draft.bin",
+        "lease-00001.json",
+        "record.json",
+        "sub/log.txt",
+    ]
+
+
+def test_a_published_file_need_not_be_fetched_by_the_one_that_published_it(store: Store):
+    publish(store)
+    assert results(store.folder(KEY)) == FILES
+
+
+def test_files_without_a_record_are_no_artifact(store: Store):
+    store.home.put(KEY.prefix + "draft.bin", b"half")
     assert store.record(KEY) is None
     with pytest.raises(ArtifactError, match="no train artifact"):
         store.open(KEY)
 
 
-def test_a_publish_that_was_cut_short_can_be_done_again(tmp_path: Path):
-    store = LocalStore(tmp_path)
-    out = write_out(store)
-    (store.folder(KEY) / "draft.bin").write_bytes(b"of the attempt before")
-    (store.folder(KEY) / "record.json.part").write_text("{")
-    store.publish(KEY, out, record_of(out))
-    assert (store.open(KEY) / "draft.bin").read_bytes() == b"weights"
-
-
-def test_a_damaged_artifact_does_not_open(tmp_path: Path):
-    store = LocalStore(tmp_path)
-    out = write_out(store)
-    (store.publish(KEY, out, record_of(out)) / "draft.bin").write_bytes(b"weight")
-    with pytest.raises(ArtifactError, match="draft.bin"):
+def test_a_publish_that_was_cut_short_is_done_again_without_its_leftovers(store: Store, new_home: Callable[[], Home]):
+    with pytest.raises(ArtifactError), store.work_on(KEY, {}) as work:
+        work.clear()
+        out = write_files(work.scratch / "out", {"a-leftover.bin": b"of the first attempt", **FILES})
+        record = record_of(out)
+        (out / "sub" / "log.txt").unlink()
+        work.publish(out, record)
+    assert store.home.get(KEY.prefix + "a-leftover.bin") is not None
+    assert store.record(KEY) is None and Store(new_home()).record(KEY) is None and store.lease(KEY).state() == "failed"
+    with pytest.raises(ArtifactError, match="no train artifact"):
         store.open(KEY)
+    publish(Store(new_home()))
+    for seen in (store, Store(new_home())):
+        assert results(seen.open(KEY)) == FILES
 
 
-def test_records_come_newest_first(tmp_path: Path):
-    store = LocalStore(tmp_path)
-    for letter, ended in (("a", "2026-01-01T00:00:00+00:00"), ("b", "2026-03-01T00:00:00+00:00"), ("c", "2026-02-01T00:00:00+00:00")):
-        key = ArtifactKey("tiny", "train", letter * 32)
-        out = write_out(store, key)
-        store.publish(key, out, record_of(out, key, ended))
-    assert [record.fingerprint[0] for record in store.records("tiny", "train")] == ["b", "c", "a"]
-    assert store.records("other", "train") == []
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"weight", "6 bytes"), (b"weighty", "SHA-256"), (None, "missing")], ids=["truncated", "flipped", "deleted"]
+)
+def test_a_damaged_artifact_does_not_open_and_the_file_is_named(
+    store: Store, new_home: Callable[[], Home], content: bytes | None, words: str
+):
+    publish(store)
+    store.home.put(KEY.prefix + "draft.bin", content) if content else store.home.delete([KEY.prefix + "draft.bin"])
+    other = Store(new_home())
+    for _ in range(2):
+        with pytest.raises(ArtifactError, match=words) as caught:
+            other.open(KEY)
+        assert caught.value.where == store.place(KEY, "draft.bin") and f"delete {store.place(KEY)}" in caught.value.fix
+    store.home.put(KEY.prefix + "draft.bin", b"weights")
+    assert results(other.open(KEY)) == FILES
 
 
-def test_a_store_that_is_a_file_or_lies_below_one_is_refused(tmp_path: Path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ArtifactError, match="not a folder"):
-        LocalStore(tmp_path / "file")
-    with pytest.raises(ArtifactError, match="cannot be written") as caught:
-        LocalStore(tmp_path / "file" / "below").check_writable()
-    assert str(tmp_path / "file") in caught.value.where
+def test_a_flipped_digit_of_a_metric_is_refused(store: Store):
+    publish(store)
+    content = store.home.get(KEY.prefix + "record.json")
+    assert content.count(b"1234") == 1
+    store.home.put(KEY.prefix + "record.json", content.replace(b"1234", b"1235"))
+    for ask in (store.record, store.open):
+        with pytest.raises(ArtifactError, match="damaged") as caught:
+            ask(KEY)
+        assert caught.value.where == store.place(KEY, "record.json")
 
 
-HOLDER = """
-import sys, time
-from raysd.artifacts import ArtifactKey, LocalStore
-with LocalStore(sys.argv[1]).lock(ArtifactKey("tiny", "train", "a" * 32)):
-    print("held", flush=True)
-    time.sleep(float(sys.argv[2]))
-"""
+def test_a_newer_schema_asks_for_a_newer_raysd(store: Store):
+    record = publish(store)
+    store.home.put(KEY.prefix + "record.json", encode_record(record.model_copy(update={"record_schema": SCHEMA + 1})))
+    with pytest.raises(ArtifactError) as caught:
+        store.open(KEY)
+    assert caught.value.fix == "upgrade raysd"
 
 
-def hold(store: Path, seconds: float) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(store), str(seconds)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "held\n"
-    return process
+def test_a_record_that_names_a_file_outside_writes_nothing_there(store: Store, new_home: Callable[[], Home], tmp_path: Path):
+    record = publish(store)
+    evil = record.model_copy(update={"files": {**record.files, "../x": record.files["draft.bin"]}})
+    store.home.put("tiny/train/x", b"weights")
+    store.home.put(KEY.prefix + "record.json", encode_record(evil))
+    before = contents(tmp_path)
+    with pytest.raises(ArtifactError, match="does not parse"):
+        Store(new_home()).open(KEY)
+    assert contents(tmp_path) == before
 
 
-def test_a_second_process_waits_until_the_first_lets_go(tmp_path: Path):
-    first = hold(tmp_path, 0.6)
-    started = time.monotonic()
-    with LocalStore(tmp_path).lock(KEY):
-        waited_s = time.monotonic() - started
-        assert first.poll() is not None or waited_s > 0.2
-    assert waited_s > 0.2
-    assert first.wait(10) == 0
+def test_the_record_of_another_artifact_is_refused(store: Store):
+    record = publish(store)
+    other = replace(KEY, fingerprint="b" * 32)
+    store.home.put(other.prefix + "record.json", encode_record(record))
+    with pytest.raises(ArtifactError, match="record is that of tiny/train/aaaa"):
+        store.record(other)
 
 
-def test_the_lock_of_a_killed_process_is_free(tmp_path: Path):
-    first = hold(tmp_path, 600)
-    first.kill()
-    first.wait(10)
-    started = time.monotonic()
-    with LocalStore(tmp_path).lock(KEY):
-        assert time.monotonic() - started < 5
+def test_the_newest_record_is_the_one_written_last(store: Store):
+    publish(store, replace(KEY, fingerprint="b" * 32))
+    time.sleep(1.1)  # S3 tells when in whole seconds
+    publish(store)
+    publish(store, replace(KEY, stage="quantize", fingerprint="c" * 32))
+    assert store.newest_record("tiny", "train").fingerprint == KEY.fingerprint
+    assert store.newest_record("tin", "train") is None and store.newest_record("other", "train") is None
 
 
-def test_locks_of_different_artifacts_do_not_meet(tmp_path: Path):
-    first = hold(tmp_path, 600)
-    try:
-        with LocalStore(tmp_path).lock(ArtifactKey("tiny", "train", "b" * 32)):
-            assert first.poll() is None
-    finally:
-        first.kill()
-        first.wait(10)
+def test_the_inventory_holds_what_is_there_and_deleting_takes_it_away(store: Store, new_home: Callable[[], Home]):
+    unfinished = ArtifactKey("tiny", "quantize", "b" * 32)
+    record = publish(store)
+    with pytest.raises(KeyboardInterrupt), store.work_on(unfinished, {"train": KEY.fingerprint}):
+        raise KeyboardInterrupt
+    store.home.put("notes.txt", b"of a person")
+    found = {each.key: each for each in store.inventory()}
+    assert found.keys() == {KEY, unfinished}
+    assert (
+        found[KEY].size_bytes == sum(entry.size_bytes for entry in store.home.list(KEY.prefix))
+        and found[KEY].entry("draft.bin").size_bytes == 7
+    )
+    assert abs(found[KEY].modified_s - store.home.now_s()) < 60
+    first, second = store.read_all([found[KEY], found[unfinished]])
+    assert (first.record, first.lease.state(), first.error) == (record, "released", None)
+    assert (second.record, second.lease.state(), second.lease.lease.inputs) == (None, "failed", {"train": KEY.fingerprint})
+    store.home.put(unfinished.prefix + "record.json", b"{")
+    first, second = store.read_all([found[KEY], {each.key: each for each in store.inventory()}[unfinished]])
+    assert first.record == record and second.record is None and second.error.where == store.place(unfinished, "record.json")
+    store.delete(found[KEY])
+    assert store.record(KEY) is None and Store(new_home()).record(KEY) is None
+    assert [each.key for each in store.inventory()] == [unfinished]
+    assert not results(store.folder(KEY))
+    assert store.home.get("notes.txt") == b"of a person"
+
+
+def test_a_log_is_kept_while_it_is_written_and_after_a_crash(store: Store, new_home: Callable[[], Home]):
+    with pytest.raises(ZeroDivisionError), store.log(KEY, 2) as log:
+        log.write("one")
+        log.upload()
+        assert Store(new_home()).read_log(KEY, 2) == "one\n"
+        log.write("two \u2713")
+        raise ZeroDivisionError
+    assert Store(new_home()).read_log(KEY, 2) == "one\ntwo \u2713\n" and store.logs(KEY) == [2] and store.read_log(KEY, 1) == ""
+
+
+def test_the_lease_of_one_artifact_leaves_others_alone(store: Store):
+    with store.work_on(KEY, {}):
+        with pytest.raises(LeaseHeldError), store.work_on(KEY, {}):
+            pass
+        publish(store, replace(KEY, fingerprint="b" * 32))

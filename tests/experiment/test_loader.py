@@ -44,8 +44,11 @@ BAD = [  # the change to the file, the field that the message names, words of th
     ("k out of range", ("quantize: {}", "quantize: {}\nsweep: {k: [9]}"), "sweep.k", "from 1 to 8"),
     ("queueing", ("quantize: {}", "quantize: {}\nsweep: {concurrency: [64]}"), "sweep.concurrency", "max_num_seqs"),
     ("a bad name", ("name: tiny", "name: ../tiny"), "name", "'../tiny'"),
-    ("a store in a bucket", ("store: runs", "store: s3://bucket/x"), "store", "not a folder"),
-    ("a store in another file system", ("store: runs", "store: hdfs://name/x"), "store", "not a folder"),
+    ("a store whose server is no URL", ("store: runs", "store: {uri: s3://bucket/x, endpoint_url: host}"), "store.endpoint_url", "'host'"),
+    ("a store with an unknown setting", ("store: runs", "store: {uri: s3://bucket/x, secret: y}"), "store.secret", "not permitted"),
+    ("a store that leaves its bucket", ("store: runs", "store: s3://bucket/../x"), "store", "plain names"),
+    ("a store in another file system", ("store: runs", "store: hdfs://name/x"), "store", "neither a folder nor S3"),
+    ("a secret in the environment", ("quantize: {}", "quantize: {}\nhardware: {env: {AWS_SECRET_ACCESS_KEY: x}}"), "hardware.env.AWS_SECRET_ACCESS_KEY", "secret"),
     ("engines side by side on a GPU", ("capture: {}", "hardware: {name: mi355x}\ncapture: {engines: 2}"), "capture.engines", "cpu"),
     ("a seed of greedy answers", ("capture: {}", "capture: {seed: 3}"), "capture.seed", "no effect at temperature 0"),
     ("a revision of a folder", ("{model: ./target}", "{model: ./target, revision: main}"), "target.revision", "no effect"),
@@ -55,7 +58,7 @@ BAD = [  # the change to the file, the field that the message names, words of th
     ("a workload without a name", ("quantize: {}", "quantize: {}\nsweep: {workloads: [{name: ''}]}"), "sweep.workloads.0.name", "at least 1 character"),
     ("an arm without a baseline", ("quantize: {}", "quantize: {}\nsweep: {arm_concurrency: {none: [1]}}"), "sweep.arm_concurrency", "no baseline"),
     ("a negative resource", ("quantize: {}", "quantize: {}\nhardware: {resources: {train: {custom: {x: -1}}}}"), "hardware.resources.train.custom.x", "greater"),
-    ("a store without a name", ("store: runs", 'store: ""'), "store", "not a folder"),
+    ("a store without a name", ("store: runs", 'store: ""'), "store", "neither a folder nor S3"),
 ]
 
 NO_YAML = [

@@ -1,0 +1,58 @@
+"""Finished pieces of an unfinished artifact: shards, checkpoints, cells. Each with its own checksum, so that a later attempt, perhaps on another
+node, repeats none of them and trusts no damaged one.
+
+A piece is two files below `<artifact>/work/`: NAME and NAME.sum, the second written last.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from raysd.artifacts.home import Home
+from raysd.artifacts.lease import HeldLease
+from raysd.artifacts.record import FileEntry, is_whole, sha256_of
+
+SUM = ".sum"
+
+
+class Pieces:
+    """The pieces of one artifact, for the one that holds its lease."""
+
+    def __init__(self, home: Home, prefix: str, held: HeldLease) -> None:
+        """prefix: the artifact's, ending with `/`."""
+        self._home, self._prefix, self._held = home, f"{prefix}work/", held
+
+    def keep(self, name: str, path: Path) -> Path:
+        """Keeps a finished file as the piece of a name, in place of an earlier one; returns where it is on this machine now: it is moved there.
+
+        Raises LeaseLostError if the artifact is somebody else's by now, ArtifactError or TryAgainError if it cannot be written.
+        """
+        self._held.check()
+        entry = FileEntry(size_bytes=path.stat().st_size, sha256=sha256_of(path))
+        key = self._prefix + name
+        self._home.delete([key + SUM])  # of the piece that is replaced: beside the new content it would call it damaged
+        self._home.put_file(key, path)
+        self._home.put(key + SUM, entry.model_dump_json().encode("utf-8"))
+        print(f"kept {name}", flush=True)
+        return self._home.local(key)
+
+    def find(self, name: str) -> Path | None:
+        """The piece of a name on this machine, fetched if need be; None if there is none, or none that is whole."""
+        key = self._prefix + name
+        content = self._home.get(key + SUM)
+        if content is None:
+            return None
+        try:
+            entry = FileEntry(**json.loads(content))
+        except (ValueError, TypeError):  # pydantic's errors are ValueErrors
+            return self._refuse(name)
+        path = self._home.local(key)
+        if self._home.remote and not is_whole(path, entry):
+            if not any(each.key == key and each.size_bytes == entry.size_bytes for each in self._home.list(key)):
+                return self._refuse(name)
+            self._home.fetch(key)
+        return path if is_whole(path, entry) else self._refuse(name)
+
+    def _refuse(self, name: str) -> None:
+        print(f"damaged: {name}; it is made again", flush=True)

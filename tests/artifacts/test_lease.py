@@ -1,0 +1,214 @@
+"""Leases, in a folder and on a real S3 server alike: one works, a dead one is followed, and a zombie changes nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raysd.artifacts import Store
+from raysd.artifacts.home import Home
+from raysd.artifacts.lease import (
+    STALE_S,
+    HeldLease,
+    Lease,
+    LeaseHeldError,
+    LeaseLostError,
+    Process,
+    ask_to_stop,
+    hold_lease,
+    lease_key,
+    newest_lease,
+)
+from raysd.artifacts.store import Work
+from raysd.errors import ArtifactError, StageError, TryAgainError
+from tests.artifacts.test_store import FILES, KEY, publish, record_of, results, write_files
+
+PREFIX = KEY.prefix
+
+
+class Later:
+    """A home some time later: time is the one thing that a test cannot wait for."""
+
+    def __init__(self, home: Home, later_s: float) -> None:
+        self._home, self._later_s = home, later_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._home, name)
+
+    def now_s(self) -> float:
+        return self._home.now_s() + self._later_s
+
+
+def hold(home: Home, **changes: Any):
+    return hold_lease(home, PREFIX, KEY.experiment, KEY.stage, KEY.fingerprint, {}, **changes)
+
+
+def write_lease(home: Home, **changes: Any) -> Lease:
+    """The lease of an owner that still runs on another machine, as far as anybody knows."""
+    with hold(home) as held:
+        lease = held.lease
+    lease = lease.model_copy(update={"state": "held", "process": Process(host="elsewhere", boot="another", pid=1, started=1.0), **changes})
+    home.put(lease_key(PREFIX, lease.number), lease.model_dump_json().encode())
+    return lease
+
+
+def beat(held: HeldLease, until: Callable[[], bool], patience_s: float = 10) -> None:
+    until_s = time.monotonic() + patience_s
+    while not until():
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+
+
+OWNER = """
+import sys, time
+from raysd.artifacts.lease import hold_lease
+from raysd.backends.stores import open_store
+from raysd.signals import raise_when_terminated
+raise_when_terminated()
+with hold_lease(open_store(sys.argv[1]).home, sys.argv[2], "tiny", "train", "a" * 32, {}, beat_s=0.2):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def owner(home: Home, tmp_path: Path):
+    """A process that holds the lease."""
+    environment = {**os.environ, "RAYSD_CACHE": str(tmp_path / "owner")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, home.uri, PREFIX], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert process.stdout.readline() == "held\n", process.stderr.read()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_second_one_is_told_who_holds_it(home: Home, new_home: Callable[[], Home]):
+    assert newest_lease(home, PREFIX) is None
+    with hold(home, job="raysd-train-1") as held:
+        seen = newest_lease(new_home(), PREFIX)
+        assert (seen.state(), seen.lease) == ("running", held.lease)
+        assert seen.lease.owner.endswith(f":{os.getpid()}") and seen.lease.job == "raysd-train-1" and seen.lease.number == 1
+        with pytest.raises(LeaseHeldError) as caught, hold(new_home()):
+            pass
+        assert held.lease.owner in caught.value.what and caught.value.exit_code == 75
+        held.check_now()
+    assert newest_lease(home, PREFIX).state() == "released"
+    with hold(home) as held:
+        assert held.lease.number == 2
+
+
+def test_beats_tell_what_the_owner_does(home: Home):
+    with hold(home, beat_s=0.05) as held:
+        held.doing = "step 3"
+        beat(held, lambda: newest_lease(home, PREFIX).lease.doing == "step 3")
+        assert newest_lease(home, PREFIX).lease.beats >= 1
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ArtifactError(what="the disk is full", where="here", fix="free space"), "ArtifactError"),
+        (KeyboardInterrupt(), "TryAgainError"),
+        (ZeroDivisionError("by zero"), "StageError"),
+    ],
+    ids=["told", "interrupted", "a bug"],
+)
+def test_a_failed_attempt_says_why_and_another_may_begin(home: Home, error: BaseException, kind: str):
+    with pytest.raises(type(error)), hold(home):
+        raise error
+    seen = newest_lease(home, PREFIX)
+    assert seen.state() == "failed" and seen.lease.error["kind"] == kind
+    with hold(home) as held:
+        assert held.lease.number == 2
+
+
+def test_the_lease_of_a_killed_process_is_free_at_once(home: Home, owner: subprocess.Popen[str]):
+    with pytest.raises(LeaseHeldError), hold(home):
+        pass
+    owner.kill()
+    owner.wait(10)
+    assert newest_lease(home, PREFIX).state() == "stale"
+    with hold(home) as held:
+        assert held.lease.number == 2
+
+
+def test_a_request_to_stop_ends_the_owner(home: Home, owner: subprocess.Popen[str]):
+    ask_to_stop(home, PREFIX, newest_lease(home, PREFIX).lease)
+    _, stderr = owner.communicate(timeout=20)
+    assert owner.returncode != 0 and "ended with `raysd stop`" in stderr
+    seen = newest_lease(home, PREFIX)
+    assert seen.state() == "failed" and seen.lease.error["kind"] == StageError.__name__
+    with hold(home) as held:  # the request was for the owner before
+        held.check_now()
+
+
+@pytest.mark.parametrize("off_h", [-1, 0, 1])
+def test_an_owner_elsewhere_is_followed_when_it_is_stale_whatever_its_clock_says(home: Home, off_h: int):
+    started = datetime.now(UTC) + timedelta(hours=off_h)
+    write_lease(home, started=started.isoformat(timespec="seconds"))
+    for early in (home, Later(home, STALE_S - 10)):
+        with pytest.raises(LeaseHeldError), hold(early, clock=lambda: started):
+            pass
+    late = Later(home, STALE_S + 2)
+    assert newest_lease(late, PREFIX).state() == "stale"
+    with hold(late, clock=lambda: started) as held:
+        assert held.lease.number == 2 and held.lease.started == started.isoformat(timespec="seconds")
+        with pytest.raises(LeaseHeldError), hold(home):
+            pass
+
+
+def test_a_process_of_this_machine_is_told_from_one_that_got_its_number_later():
+    this = Process.this()
+    assert not this.has_ended()
+    assert this.model_copy(update={"started": this.started + 1}).has_ended()
+    assert not this.model_copy(update={"boot": "another", "started": 1.0}).has_ended()
+
+
+def test_a_zombie_neither_beats_nor_publishes(store: Store, new_home: Callable[[], Home], tmp_path: Path):
+    winner = Store(Later(new_home(), STALE_S + 2))
+    lease = write_lease(store.home)
+    zombie = HeldLease(store.home, PREFIX, lease, beat_s=0.05)  # not started: it hangs
+    out = write_files(tmp_path / "out", {"draft.bin": b"zombie!", "more.bin": b"x"})
+    with winner.work_on(KEY, {}) as work:
+        assert work.held.lease.number == 2
+        zombie.start()  # it wakes up
+        beat(zombie, lambda: not zombie._thread.is_alive())
+        for refused in (zombie.check, zombie.check_now, lambda: Work(store, KEY, zombie).publish(out, record_of(out))):
+            with pytest.raises(LeaseLostError) as caught:
+                refused()
+            assert isinstance(caught.value, TryAgainError)
+        zombie.let_go(None)
+        assert newest_lease(store.home, PREFIX).lease == work.held.lease
+        work.clear()
+        mine = write_files(work.scratch / "out", FILES)
+        work.publish(mine, record_of(mine))
+    sleeper = HeldLease(store.home, PREFIX, lease)  # it has seen nothing yet
+    with pytest.raises(LeaseLostError):
+        Work(store, KEY, sleeper).publish(out, record_of(out))
+    assert results(Store(new_home()).open(KEY)) == FILES
+
+
+def test_a_zombie_that_saw_nothing_yet_meets_the_record(store: Store, new_home: Callable[[], Home]):
+    record = publish(store)
+    with pytest.raises(LeaseLostError, match="published"), store.work_on(KEY, {}) as work:
+        work.publish(store.folder(KEY), record.model_copy(update={"files": {}}))
+    assert Store(new_home()).home.get(f"{PREFIX}record.json") is not None
+
+
+def test_a_lease_that_does_not_parse_is_named(home: Home):
+    home.put(lease_key(PREFIX, 1), b"{")
+    with pytest.raises(ArtifactError, match="does not parse") as caught, hold(home):
+        pass
+    assert caught.value.where == home.place(lease_key(PREFIX, 1))
