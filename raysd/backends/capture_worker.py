@@ -1,6 +1,6 @@
 """One vLLM engine for capture, in a process of its own: `python -m raysd.backends.capture_worker FD`, started by vllm_capture.py.
 
-FD is a multiprocessing connection. In come the engine's arguments, then a list of prompts; out go None when the engine is ready, then a tuple for each
+FD is a multiprocessing connection. In come the engine's arguments, then groups of prompts; out go None when the engine is ready, then a tuple for each
 answer, or a string that says what failed. When its standard input closes, which nobody but raysd holds, it ends with its whole process group.
 """
 
@@ -34,8 +34,10 @@ def main(connection: Connection) -> int:
         raise
     connection.send(None)
     try:
-        for answer in answers(engine, **connection.recv()):
-            connection.send(answer)
+        work = connection.recv()
+        for group in work["groups"]:
+            for answer in answers(engine, group, work["concurrency"], work["sampling"]):
+                connection.send(answer)
     except Exception as err:
         connection.send(f"vLLM failed while it answered: {err}")
         raise

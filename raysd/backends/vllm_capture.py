@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -25,7 +26,6 @@ def capture_engine(experiment: Experiment, target: Path, layer_ids: list[int], s
     does not start, ExperimentError if there are more of them than cores.
     """
     folder = scratch / "states"
-    shutil.rmtree(folder, ignore_errors=True)  # left by an attempt that was killed
     cores = len(os.sched_getaffinity(0))
     if experiment.capture.engines > cores:
         raise ExperimentError(what=f"{experiment.capture.engines} engines cannot share {cores} cores", where="capture.engines", fix=f"use at most {cores}")
@@ -111,15 +111,16 @@ class VllmCaptureEngine:
     def __init__(self, workers: Sequence[Worker], experiment: Experiment) -> None:
         self._workers, self._experiment = workers, experiment
 
-    def answers(self, prompts: Sequence[list[int]]) -> Iterator[Answer]:
+    def answers(self, groups: Sequence[Sequence[list[int]]]) -> Iterator[Answer]:
         capture = self._experiment.capture
         sampling = {"max_tokens": capture.max_tokens, "temperature": capture.temperature, "seed": capture.seed}
+        index = itertools.count()
+        numbered = [[(next(index), prompt) for prompt in group] for group in groups]
         by_connection = {}
         for number, worker in enumerate(self._workers):
-            # Every engine's share follows the order of the prompts, so that shards complete early.
-            own = list(enumerate(prompts))[number::len(self._workers)]
-            worker.send({"prompts": own, "concurrency": _concurrency(self._experiment), "sampling": sampling})
-            by_connection[worker.connection] = [worker, len(own)]
+            own = [group[number::len(self._workers)] for group in numbered]
+            worker.send({"groups": own, "concurrency": _concurrency(self._experiment), "sampling": sampling})
+            by_connection[worker.connection] = [worker, sum(map(len, own))]
         while open_connections := [connection for connection, (_, left) in by_connection.items() if left]:
             for connection in wait(open_connections):
                 by_connection[connection][1] -= 1

@@ -31,6 +31,15 @@ class DraftShape:
     norm_output: bool
     """Eagle 3.1: the normed output is fed back, not the pre-norm one."""
 
+    def high_precision_parameters(self) -> int:
+        """Weights of `fc` and of the head."""
+        return self.hidden_size * (len(self.aux_layers) * self.hidden_size + self.vocab_size)
+
+    def layer_parameters(self) -> int:
+        """Weights of the decoder layer's matrices; its attention reads the token's embedding beside the features."""
+        heads, width = (2 * self.attention_heads + 2 * 2 * self.kv_heads + self.attention_heads) * self.head_dim, self.hidden_size
+        return width * (heads + 3 * self.intermediate_size)
+
 
 def draft_shape(section: DraftSection, target: TargetShape) -> DraftShape:
     """The shape that an experiment asks for beside its target. Raises ExperimentError for aux layers that the target lacks."""

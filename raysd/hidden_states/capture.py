@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -20,13 +23,15 @@ from raysd.prompts.prompt_set import Prompt, load_prompts
 from raysd.prompts.template import render
 from raysd.target import load_tokenizer, read_shape, resolve_target
 
+COMPARISON = "hf_relative_error.json"
+
 
 @dataclass(frozen=True)
 class Answer:
     """What a capture engine gives for one prompt."""
 
     index: int
-    """Which of the prompts that were asked."""
+    """Which of the prompts that were asked, counted over all groups."""
     token_ids: list[int]
     """Prompt and answer."""
     finish_reason: str
@@ -37,8 +42,10 @@ class Answer:
 class CaptureEngine(Protocol):
     """A running target that hands out its hidden states."""
 
-    def answers(self, prompts: Sequence[list[int]]) -> Iterator[Answer]:
-        """Answers all prompts, in the order in which they finish."""
+    def answers(self, groups: Sequence[Sequence[list[int]]]) -> Iterator[Answer]:
+        """Answers the prompts of all groups, in the order in which they finish. No batch holds prompts of two groups: in bf16 a sum's last bit, and with
+        it a choice between two near tokens, depends on what else is in the batch, and so an answer depends on its group alone.
+        """
 
 
 EngineFactory = Callable[[Experiment, Path, list[int], Path], AbstractContextManager[CaptureEngine]]
@@ -46,10 +53,10 @@ EngineFactory = Callable[[Experiment, Path, list[int], Path], AbstractContextMan
 
 
 def capture(run: StageRun, engine_factory: EngineFactory) -> dict[str, Any]:
-    """Answers the train and choose splits and writes shards with an index; shards that an earlier attempt finished are kept.
+    """Answers the train and choose splits and writes shards with an index; shards that an attempt before finished are not captured again.
 
-    Metrics: conversations, prompt_tokens, output_tokens, elapsed_s and output_tok_s of answering, bytes, layer_ids, hf_relative_error by layer.
-    Raises StageError for states that cannot be right.
+    Metrics: conversations, prompt_tokens, output_tokens, truncated, bytes and layer_ids; elapsed_s and output_tok_s (null: nothing was left to do) of
+    answering in this attempt; hf_relative_error by layer, of the attempt that captured first. Raises StageError for states that cannot be right.
     """
     section = run.experiment.capture
     target = resolve_target(run.experiment.target, run.progress)
@@ -61,10 +68,12 @@ def capture(run: StageRun, engine_factory: EngineFactory) -> dict[str, Any]:
     rendered = render(prompts, tokenizer, run.experiment.target.max_model_len - section.max_tokens, f"{run.experiment.prompts.path} (prompts.path)")
 
     shards = [range(start, min(start + section.shard_conversations, len(prompts))) for start in range(0, len(prompts), section.shard_conversations)]
-    paths = [run.work / f"shard-{number:05d}.safetensors" for number in range(len(shards))]
-    todo = [number for number, path in enumerate(paths) if not _is_finished(path, [prompts[i] for i in shards[number]])]
+    names = [f"shard-{number:05d}.safetensors" for number in range(len(shards))]
+    paths = {number: path for number, name in enumerate(names) if (path := _finished(run, name, [prompts[i] for i in shards[number]])) is not None}
+    todo = [number for number in range(len(shards)) if number not in paths]
     counts = {"conversations": 0, "output_tokens": 0}
-    hf_relative_error: dict[str, float] = {}
+    comparison = run.pieces.find(COMPARISON)
+    hf_relative_error: dict[str, float] = json.loads(comparison.read_text(encoding="utf-8")) if comparison else {}
     answering_s = 0.0
     if todo:
         run.progress("starting vLLM", 0, len(prompts), "conversations")
@@ -73,36 +82,49 @@ def capture(run: StageRun, engine_factory: EngineFactory) -> dict[str, Any]:
             shard_of = {index: number for number in todo for index in shards[number]}
             waiting: dict[int, dict[int, Conversation]] = {number: {} for number in todo}
             already, start = len(prompts) - len(asked), time.monotonic()
-            for answer in engine.answers([rendered[i] for i in asked]):
+            # A shard is a group: it comes out the same in an attempt that captures all of them and in one that captures the rest.
+            for answer in engine.answers([[rendered[i] for i in shards[number]] for number in todo]):
                 index = asked[answer.index]
                 conversation = _conversation(prompts[index], rendered[index], answer)
                 check_conversation(conversation, len(layer_ids), shape.hidden_size)
                 if not hf_relative_error:
                     hf_relative_error = _compare_first(run, target, conversation, layer_ids)
+                    (run.work / COMPARISON).write_text(json.dumps(hf_relative_error), encoding="utf-8")
+                    run.pieces.keep(COMPARISON, run.work / COMPARISON)
                 number = shard_of[index]
                 waiting[number][index] = conversation
                 if len(waiting[number]) == len(shards[number]):
-                    write_shard(paths[number], [waiting[number][i] for i in shards[number]])
+                    write_shard(run.work / names[number], [waiting[number][i] for i in shards[number]])
+                    paths[number] = run.pieces.keep(names[number], run.work / names[number])
                     del waiting[number]
                 counts["conversations"] += 1
                 counts["output_tokens"] += len(answer.token_ids) - len(rendered[index])
                 answering_s = time.monotonic() - start
                 run.progress("answering and capturing", already + counts["conversations"], len(prompts), "conversations",
                              output_tok_s=counts["output_tokens"] / answering_s)
-    for path in paths:
-        path.replace(run.out / path.name)
+    for number, name in enumerate(names):
+        _link(paths[number], run.out / name)
     write_index(run.out)
-    rows = [row for path in paths for row in read_rows(run.out / path.name)]
+    rows = [row for name in names for row in read_rows(run.out / name)]
     prompt_tokens = sum(row["prompt_tokens"] for row in rows)
     return {"conversations": len(rows), "prompt_tokens": prompt_tokens, "output_tokens": sum(row["tokens"] for row in rows) - prompt_tokens,
             "truncated": sum(row["finish_reason"] == "length" for row in rows), "elapsed_s": answering_s,
             "output_tok_s": counts["output_tokens"] / answering_s if answering_s else None,
-            "bytes": sum((run.out / path.name).stat().st_size for path in paths), "layer_ids": layer_ids, "hf_relative_error": hf_relative_error}
+            "bytes": sum((run.out / name).stat().st_size for name in names), "layer_ids": layer_ids, "hf_relative_error": hf_relative_error}
 
 
-def _is_finished(path: Path, prompts: list[Prompt]) -> bool:
-    """Whether an earlier attempt left this shard whole, with just these prompts; a shard cut otherwise is captured again."""
-    return path.is_file() and [row["prompt_id"] for row in read_rows(path)] == [prompt.id for prompt in prompts]
+def _finished(run: StageRun, name: str, prompts: list[Prompt]) -> Path | None:
+    """The shard that an attempt before left, if it is whole and holds just these prompts; one that was cut otherwise is captured again."""
+    path = run.pieces.find(name)
+    return path if path is not None and [row["prompt_id"] for row in read_rows(path)] == [prompt.id for prompt in prompts] else None
+
+
+def _link(kept: Path, path: Path) -> None:
+    """Puts a kept file into the artifact too, so that it stays a piece until the artifact is published."""
+    try:
+        os.link(kept, path)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(kept, path)
 
 
 def _conversation(prompt: Prompt, rendered: list[int], answer: Answer) -> Conversation:

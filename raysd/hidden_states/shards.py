@@ -47,10 +47,8 @@ def write_shard(path: Path, conversations: Sequence[Conversation]) -> None:
         token_offset += len(c.token_ids)
         state_offset += len(c.states_TLH)
     masks = [(torch.arange(len(c.token_ids)) >= c.prompt_tokens).to(torch.uint8) for c in conversations]
-    part = path.with_suffix(".part")
     save_file({"token_ids": torch.cat([c.token_ids for c in conversations]), "loss_mask": torch.cat(masks),
-               "states": torch.cat([c.states_TLH for c in conversations])}, part, metadata={"conversations": json.dumps(rows)})
-    part.replace(path)  # a shard that has its name is whole
+               "states": torch.cat([c.states_TLH for c in conversations])}, path, metadata={"conversations": json.dumps(rows)})
 
 
 def read_rows(path: Path) -> list[dict]:

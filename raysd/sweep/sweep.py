@@ -46,8 +46,8 @@ class Answers:
 def sweep(run: StageRun, start_servers: StartServers) -> dict[str, Any]:
     """Measures every cell of the experiment's sweep; writes cells, requests, answers, lossless and acceptance as Parquet, provenance.json and logs/.
 
-    run.inputs: `train` and `quantize` hold the drafts, as their arms need them. What is finished is kept in run.work, and a later attempt does not
-    repeat it; an engine that dies ends the attempt with EngineError. Returns the metrics: acceptance and verdicts by arm for the first k, and counts.
+    run.inputs: `train` and `quantize` hold the drafts, as their arms need them. What is finished is kept as a piece, and a later attempt does
+    not repeat it; an engine that dies ends the attempt with EngineError. Returns the metrics: acceptance and verdicts by arm for the first k, and counts.
     """
     section = run.experiment.sweep
     target = resolve_target(run.experiment.target, run.progress)
@@ -108,9 +108,8 @@ def _warm_up(run: StageRun, servers: Mapping[Engine, Server], questions: Sequenc
 
 
 def _answers(run: StageRun, engine: Engine, server: Server, questions: Sequence[CompletionRequest]) -> Answers:
-    folder = run.work / "answers"
     identity = {"engine": engine_name(engine), "requests": _requests_identity(questions)}
-    document = kept(folder, identity)
+    document = kept(run, "answers", identity)
     if document is None:
         run.progress(f"{engine_name(engine)} answers the {len(questions)} prompts of the report split")
         concurrency = min(ANSWER_CONCURRENCY, run.experiment.sweep.engine.max_num_seqs)
@@ -121,7 +120,7 @@ def _answers(run: StageRun, engine: Engine, server: Server, questions: Sequence[
                               fix="check in the log that the draft was loaded")
         document = {"answers": [[result.prompt_id, list(result.token_ids), result.finish_reason] for result in results],
                     "counted": [counted.drafts, counted.draft_tokens, counted.accepted, list(counted.per_position)]}
-        keep(folder, identity, document)
+        keep(run, "answers", identity, document)
     *totals, per_position = document["counted"]
     return Answers([Answer(prompt_id, tuple(token_ids), reason) for prompt_id, token_ids, reason in document["answers"]],
                    AcceptanceCounts(*totals, tuple(per_position)))
@@ -138,7 +137,6 @@ def _comparisons(run: StageRun, answers: Mapping[Engine, Answers], baseline: Ser
 
 def _measure(run: StageRun, servers: Mapping[Engine, Server], workloads: Mapping[str, list[CompletionRequest]]) -> tuple[list[dict], list[dict]]:
     """Rows of all cells and of their requests. Cells that are compared with each other are kept, and measured again, together: all by one attempt."""
-    folder = run.work / "cells"
     cells = plan_cells(run.experiment.sweep)
     cell_rows: list[dict] = []
     request_rows: list[dict] = []
@@ -146,7 +144,7 @@ def _measure(run: StageRun, servers: Mapping[Engine, Server], workloads: Mapping
         group = list(compared)
         requests = cell_prompts(workloads[group[0][1].workload], group[0][1])  # the same for every arm
         identity = {"cells": [cell.identity() for _, cell in group], "requests": _requests_identity(requests)}
-        document = kept(folder, identity)
+        document = kept(run, "cells", identity)
         if document is None:
             document = {"cells": [], "requests": []}
             for order, cell in group:
@@ -155,7 +153,7 @@ def _measure(run: StageRun, servers: Mapping[Engine, Server], workloads: Mapping
                 document["cells"].append(row)
                 document["requests"] += rows
             if all(row["valid"] for row in document["cells"]):  # an invalid one is measured again by the next attempt
-                keep(folder, identity, document)
+                keep(run, "cells", identity, document)
         cell_rows += document["cells"]
         request_rows += document["requests"]
     run.progress("all cells are measured", len(cells), len(cells), "cells")

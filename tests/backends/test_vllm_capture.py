@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from raysd.backends.process_group import group_members
@@ -32,7 +33,7 @@ def test_engines_share_the_memory_and_the_conversations(experiment):
 def test_two_engines_answer_every_prompt_once_and_one_that_dies_is_an_error(experiment, tmp_path):
     prompts = [[5 + i, 6, 7] for i in range(9)]
     with capture_engine(experiment, tmp_path / "tiny", [1, 2, 3, 4], tmp_path) as engine:
-        answers = sorted(engine.answers(prompts), key=lambda answer: answer.index)
+        answers = sorted(engine.answers([prompts]), key=lambda answer: answer.index)
         assert [answer.index for answer in answers] == list(range(9))
         for answer, prompt in zip(answers, prompts, strict=True):
             assert answer.token_ids[:3] == prompt and len(answer.token_ids) <= 7
@@ -41,9 +42,22 @@ def test_two_engines_answer_every_prompt_once_and_one_that_dies_is_an_error(expe
         assert all(map(group_members, groups))
         os.kill(groups[1], signal.SIGKILL)
         with pytest.raises(EngineError, match="ended with exit code -9, SIGKILL: as when memory runs out"):
-            list(engine.answers(prompts))
+            list(engine.answers([prompts]))
     assert not any(map(group_members, groups))
     assert not (tmp_path / "states").exists()
+
+
+def test_an_answer_and_its_states_depend_on_their_group_alone(experiment, tmp_path):
+    """So that a shard comes out the same whether or not others are captured before it in the same attempt."""
+    section = experiment.capture.model_copy(update={"engines": 1, "concurrency": 8, "max_tokens": 48})
+    experiment = experiment.model_copy(update={"capture": section})
+    first, second = [[5 + i, *range(7, 9 + i)] for i in range(7)], [[40 + i, 6, 7] for i in range(2)]
+    captured = []
+    for groups in ([first, second], [second]):
+        with capture_engine(experiment, tmp_path / "tiny", [1, 2, 3, 4], tmp_path) as engine:
+            captured.append(sorted(engine.answers(groups), key=lambda answer: answer.index)[-len(second):])
+    for together, alone in zip(*captured, strict=True):
+        assert together.token_ids == alone.token_ids and torch.equal(together.states_TLH, alone.states_TLH)
 
 
 def test_more_engines_than_cores_are_refused(experiment, tmp_path):

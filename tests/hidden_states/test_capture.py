@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 
 import pytest
 import torch
 
-from raysd.artifacts.stage import StageRun
 from raysd.errors import StageError
 from raysd.experiment.experiment import Experiment
 from raysd.hidden_states.capture import Answer, capture
 from raysd.hidden_states.shards import Captured
 from raysd.target.reference import reference_states
+from tests.stage_runs import attempt, piece
 from tests.tiny_models import tiny_llama
 
 
@@ -23,7 +24,7 @@ def target(tmp_path_factory):
 
 
 class HuggingFaceEngine:
-    """Greedy answers and their states; `shift` hands out the layer after the one asked for, `fail_after` dies."""
+    """Greedy answers and their states; `shift` hands out the layer after the one asked for, `fail_after` dies after so many answers."""
 
     def __init__(self, experiment, folder, layer_ids, shift=0, fail_after=None):
         from transformers import AutoModelForCausalLM
@@ -31,13 +32,16 @@ class HuggingFaceEngine:
         self.experiment, self.folder, self.shift, self.fail_after = experiment, folder, shift, fail_after
         self.layer_ids = [min(i + shift, 4) for i in layer_ids]
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        self.answered = 0
         self.asked = 0
 
-    def answers(self, prompts):
+    def answers(self, groups):
+        prompts = [prompt for group in groups for prompt in group]
+        self.asked = len(prompts)
         for index, prompt in reversed(list(enumerate(prompts))):  # engines finish in any order
-            if self.fail_after is not None and self.asked == self.fail_after:
+            if self.answered == self.fail_after:
                 raise RuntimeError("the engine died")
-            self.asked += 1
+            self.answered += 1
             with torch.no_grad():
                 out = self.model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.int64), max_new_tokens=self.experiment.capture.max_tokens,
                                           do_sample=False, pad_token_id=0)[0].tolist()
@@ -45,48 +49,93 @@ class HuggingFaceEngine:
             yield Answer(index, out, "length", states)
 
 
+class Stage:
+    """The stage, attempted as often as a test asks, all attempts at the same store."""
+
+    def __init__(self, experiment, store):
+        self.experiment, self.store = experiment, store
+        self.engines: list[HuggingFaceEngine] = []
+        self.out = None
+
+    def __call__(self, store=None, **engine_options):
+        @contextlib.contextmanager
+        def factory(experiment, folder, layer_ids, scratch):
+            self.engines.append(HuggingFaceEngine(experiment, folder, layer_ids, **engine_options))
+            yield self.engines[-1]
+
+        with attempt(store or self.store, self.experiment) as run:
+            self.out = run.out
+            return capture(run, factory)
+
+    def files(self):
+        """What the last attempt made: all shards and the index."""
+        return {path.name: path.read_bytes() for path in self.out.iterdir()}
+
+    def cut(self, conversations):
+        """Shards of another size from now on."""
+        section = self.experiment.capture.model_copy(update={"shard_conversations": conversations})
+        self.experiment = self.experiment.model_copy(update={"capture": section})
+
+
 @pytest.fixture
 def stage(target, tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"id": f"p{i}", "topic": f"t{i}", "split": split, "prompt": f"bado {i}"})
                                  for i, split in enumerate(["train", "train", "train", "train", "choose", "report"])))
-    experiment = Experiment.model_validate({
+    return Stage(Experiment.model_validate({
         "name": "x", "target": {"model": str(target), "max_model_len": 128}, "prompts": {"path": str(prompts)}, "draft": {"aux_layers": [1, 2, 3]},
-        "capture": {"max_tokens": 6, "shard_conversations": 2}, "train": {}, "quantize": {}})
-    for name in ("work", "out"):
-        (tmp_path / name).mkdir()
-    run = StageRun(experiment, {}, tmp_path / "work", tmp_path / "out", lambda *args, **figures: None)
-    engines = []
-
-    def go(**engine_options):
-        @contextlib.contextmanager
-        def factory(experiment, folder, layer_ids, scratch):
-            engines.append(HuggingFaceEngine(experiment, folder, layer_ids, **engine_options))
-            yield engines[-1]
-        return capture(run, factory)
-    return go, run, engines
+        "capture": {"max_tokens": 6, "shard_conversations": 2}, "train": {}, "quantize": {}}), tmp_path / "store")
 
 
 def test_the_train_and_choose_splits_are_captured_and_the_report_split_is_not(stage):
-    go, run, _ = stage
-    metrics = go()
-    learn, choose = Captured(run.out, "train"), Captured(run.out, "choose")
+    metrics = stage()
+    learn, choose = Captured(stage.out, "train"), Captured(stage.out, "choose")
     assert [row["prompt_id"] for row in learn.rows + choose.rows] == ["p0", "p1", "p2", "p3", "p4"]
     assert metrics["conversations"] == 5 and metrics["layer_ids"] == [1, 2, 3, 4] and max(metrics["hf_relative_error"].values()) < 0.01
     assert metrics["output_tokens"] == 5 * 6 and learn[0].states_TLH.shape == (len(learn[0].token_ids) - 1, 4, 64)
 
 
 def test_a_layer_convention_that_is_off_by_one_stops_the_stage_at_the_first_prompt(stage):
-    go, run, engines = stage
     with pytest.raises(StageError, match="another convention"):
-        go(shift=1)
-    assert engines[0].asked == 1 and list(run.out.iterdir()) == []
+        stage(shift=1)
+    assert stage.engines[0].answered == 1 and stage.files() == {}
 
 
-def test_shards_that_an_attempt_finished_are_not_captured_again(stage):
-    go, run, engines = stage
+def test_shards_that_attempts_finished_are_not_captured_again(stage, tmp_path):
     with pytest.raises(RuntimeError, match="died"):
-        go(fail_after=3)  # p4 alone in the last shard, then p3 and p2: two shards are whole
-    go()
-    assert [engine.asked for engine in engines] == [3, 2]
-    assert len(Captured(run.out, "train")) == 4
+        stage(fail_after=2)  # p4 alone in the last shard, then p3: one shard is whole
+    with pytest.raises(RuntimeError, match="died"):
+        stage(fail_after=3)  # p3 and p2, then p1: another
+    metrics = stage()
+    assert [(engine.asked, engine.answered) for engine in stage.engines] == [(5, 2), (4, 3), (2, 2)]
+    assert metrics["conversations"] == 5 and metrics["output_tokens"] == 5 * 6 and metrics["output_tok_s"] == pytest.approx(2 * 6 / metrics["elapsed_s"])
+    interrupted = stage.files()
+    uninterrupted = stage(tmp_path / "another store")
+    assert stage.files() == interrupted and len(interrupted) == 4
+    once = ("elapsed_s", "output_tok_s")
+    assert {name: value for name, value in metrics.items() if name not in once} == {name: value for name, value in uninterrupted.items() if name not in once}
+
+
+def test_a_kill_before_the_artifact_is_published_repeats_nothing(stage):
+    first = stage()  # the attempt ends without publishing, as if it were killed then
+    files = stage.files()
+    again = stage()
+    assert len(stage.engines) == 1 and stage.files() == files
+    assert again == first | {"elapsed_s": 0.0, "output_tok_s": None}
+
+
+def test_a_truncated_shard_alone_is_captured_again(stage):
+    stage()
+    files = stage.files()
+    os.truncate(piece(stage.store, "shard-00001.safetensors"), 1000)
+    stage()
+    assert [engine.asked for engine in stage.engines] == [5, 2] and stage.files() == files
+
+
+def test_shards_that_were_cut_otherwise_are_captured_again(stage):
+    with pytest.raises(RuntimeError, match="died"):
+        stage(fail_after=3)  # p4 is the last shard by itself, p2 and p3 the one before
+    stage.cut(3)
+    stage()
+    assert stage.engines[1].asked == 5 and {*stage.files()} == {"shard-00000.safetensors", "shard-00001.safetensors", "index.parquet"}
+    assert [row["prompt_id"] for row in Captured(stage.out, "train").rows] == ["p0", "p1", "p2", "p3"]

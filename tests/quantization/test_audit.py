@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -28,8 +29,6 @@ def written_by_quark(tmp_path_factory):
 
 @pytest.fixture
 def quantized(written_by_quark, tmp_path):
-    import shutil
-
     shutil.copytree(written_by_quark, tmp_path / "fp8")
     rewrite_exclusions(tmp_path / "fp8")
     return tmp_path / "fp8"
@@ -47,6 +46,13 @@ def test_what_quark_writes_fails_the_audit_until_its_exclusions_are_rewritten(wr
         audit_draft(written_by_quark)
     audit = audit_draft(quantized)
     assert set(audit.quantized) == LINEARS and set(audit.high_precision) == {"fc", "lm_head"}
+
+
+def test_a_draft_quantized_again_from_and_to_other_folders_has_the_same_bytes(written_by_quark, tmp_path):
+    shutil.copytree(written_by_quark.parent / "bf16", tmp_path / "elsewhere" / "draft")
+    quantize_checkpoint(tmp_path / "elsewhere" / "draft", tmp_path / "again", "ptpc_fp8", ["fc", "lm_head"])
+    first, again = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in (written_by_quark, tmp_path / "again"))
+    assert again == first and "model.safetensors" in first
 
 
 def test_the_draft_vocabulary_survives_quantization(written_by_quark, quantized):

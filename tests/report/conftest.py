@@ -1,6 +1,7 @@
 """Artifacts as the stages before the report write them, with numbers that a test can work out by hand."""
 
-import json
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from raysd.artifacts.record import Record
+from raysd.artifacts.record import Record, encode_record
 from raysd.artifacts.stage import StageRun
 from raysd.experiment import Experiment
+from tests.stage_runs import attempt
 
 BASELINE_TOK_S = {1: 80.0, 2: 120.0, 4: 180.0, 8: 260.0}
 RATIOS = {"bf16": {1: 1.3, 2: 1.2, 4: 1.05, 8: 0.9}, "fp8": {1: 0.5, 4: 0.4}}
@@ -36,6 +38,8 @@ class Demo:
     """A sweep of three arms in three blocks, with the stages before it; a test changes what it is about, then calls `run`."""
 
     root: Path
+    held: contextlib.ExitStack
+    """Lets the attempt's lease go."""
     ratios: dict[str, dict[int, float]] = field(default_factory=lambda: {arm: dict(at) for arm, at in RATIOS.items()})
     workload: str = "report"
     blocks: int = 3
@@ -184,10 +188,7 @@ class Demo:
                 for position in (1, 2, 3)
             ]
             pq.write_table(pa.Table.from_pylist(evaluations), inputs["train"] / "evaluations.parquet")
-        work, out = self.root / "work", self.root / "out"
-        work.mkdir()
-        out.mkdir()
-        return StageRun(experiment=self.experiment(), inputs=inputs, work=work, out=out, progress=lambda *_, **__: None)
+        return self.held.enter_context(attempt(self.root / "store", self.experiment(), inputs))
 
     def folder(self, stage: str, metrics: dict[str, Any], elapsed_s: float) -> Path:
         folder = self.root / "inputs" / stage
@@ -208,10 +209,11 @@ class Demo:
             attempt=1,
             files={},
         )
-        (folder / "record.json").write_text(json.dumps(record.model_dump()), encoding="utf-8")
+        (folder / "record.json").write_bytes(encode_record(record))
         return folder
 
 
 @pytest.fixture
-def demo(tmp_path: Path) -> Demo:
-    return Demo(tmp_path)
+def demo(tmp_path: Path) -> Iterator[Demo]:
+    with contextlib.ExitStack() as held:
+        yield Demo(tmp_path, held)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from raysd.artifacts.stage import StageRun
 from raysd.backends.vllm_server import start_servers
 from raysd.errors import EngineError, StageError
 from raysd.experiment import Experiment
@@ -19,6 +18,7 @@ from raysd.sweep.lossless import served_gap
 from raysd.sweep.served import make_served_acceptance
 from raysd.sweep.sweep import draft_folder, sweep
 from raysd.target import load_tokenizer
+from tests.stage_runs import attempt, piece
 from tests.tiny_models import tiny_llama
 
 CELLS, REQUESTS = 12, 36  # 2 arms x concurrency 1 and 2 x 3 blocks, 2 requests a slot
@@ -74,14 +74,8 @@ def engines(tmp_path_factory):
         yield Engines(experiment, target, *servers)
 
 
-def stage_run(experiment: Experiment, folder: Path, progress=lambda *doing, **figures: None, inputs=None) -> StageRun:
-    for name in ("work", "out"):
-        (folder / name).mkdir(exist_ok=True)
-    return StageRun(experiment, inputs or {}, folder / "work", folder / "out", progress)
-
-
 def test_a_sweep_that_was_killed_goes_on_where_it_was(engines, tmp_path):
-    measured = []
+    store, measured = tmp_path / "store", []
 
     def dies_at_the_sixth_cell(doing, *progress, **figures):
         if "block" in doing:
@@ -89,16 +83,23 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(engines, tmp_path):
         if len(measured) == 6:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        sweep(stage_run(engines.experiment, tmp_path, dies_at_the_sixth_cell), engines.start_all)
-    assert not list((tmp_path / "out").glob("*.parquet"))
+    with pytest.raises(KeyboardInterrupt), attempt(store, engines.experiment, progress=dies_at_the_sixth_cell) as run:
+        sweep(run, engines.start_all)
+    assert not list(run.out.glob("*.parquet"))
     told = []
-    metrics = sweep(stage_run(engines.experiment, tmp_path, lambda doing, *progress, **figures: told.append(doing)), engines.start_all)
+    with attempt(store, engines.experiment, progress=lambda doing, *progress, **figures: told.append(doing)) as run:
+        metrics = sweep(run, engines.start_all)
     again = [doing for doing in told if "block" in doing]
     # The fifth cell was whole, but not the sixth, which it is compared with: both are measured by the same attempt.
     assert len(again) == CELLS - 4 and not set(again) & set(measured[:4]) and set(measured[4:]) <= set(again)
     assert not [doing for doing in told if "answers the" in doing]
-    check(metrics, tmp_path / "out", {None: engines.none, 2: engines.bf16})
+    check(metrics, run.out, {None: engines.none, 2: engines.bf16})
+    cells, answers = (path.read_bytes() for path in (run.out / "cells.parquet", run.out / "answers.parquet"))
+    told.clear()
+    with attempt(store, engines.experiment, progress=lambda doing, *progress, **figures: told.append(doing)) as run:  # killed before it was published
+        sweep(run, engines.start_all)
+    assert not [doing for doing in told if "block" in doing or "answers the" in doing]
+    assert (run.out / "cells.parquet").read_bytes() == cells and (run.out / "answers.parquet").read_bytes() == answers
 
 
 def check(metrics: dict, out: Path, servers: dict) -> None:
@@ -164,15 +165,16 @@ def test_an_engine_that_never_drafts_is_found_before_the_cells(engines, tmp_path
     def only_the_baseline(asked):
         yield [engines.none for _ in asked]
 
-    with pytest.raises(EngineError, match="bf16-k2 answered 5 prompts and counted no draft"):
-        sweep(stage_run(engines.experiment, tmp_path), only_the_baseline)
-    assert not (tmp_path / "work" / "cells").exists()
+    with pytest.raises(EngineError, match="bf16-k2 answered 5 prompts and counted no draft"), attempt(tmp_path, engines.experiment) as run:
+        sweep(run, only_the_baseline)
+    assert len(list(piece(tmp_path, "answers").glob("*.json"))) == 1 and not piece(tmp_path, "cells").exists()
 
 
 def test_an_arm_without_its_draft_is_an_error_that_names_the_stage(engines, tmp_path):
-    run = stage_run(engines.experiment.model_copy(update={"draft": DraftSection()}), tmp_path)
-    assert draft_folder(run, "none") is None
-    with pytest.raises(StageError, match="the arm bf16 has no draft: the stage train"):
-        draft_folder(run, "bf16")
-    with pytest.raises(StageError, match="holds no draft"):
-        draft_folder(stage_run(run.experiment, tmp_path, inputs={"quantize": tmp_path}), "fp8")
+    experiment = engines.experiment.model_copy(update={"draft": DraftSection()})
+    with attempt(tmp_path / "store", experiment) as run:
+        assert draft_folder(run, "none") is None
+        with pytest.raises(StageError, match="the arm bf16 has no draft: the stage train"):
+            draft_folder(run, "bf16")
+    with attempt(tmp_path / "store", experiment, {"quantize": tmp_path}) as run, pytest.raises(StageError, match="holds no draft"):
+        draft_folder(run, "fp8")

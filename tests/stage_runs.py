@@ -1,0 +1,29 @@
+"""One attempt at a stage as a job makes it, for tests that call a stage function: a lease that is held, pieces that survive the attempt, scratch that does not."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from raysd.artifacts import ArtifactKey, FolderHome, Store
+from raysd.artifacts.stage import Progress, StageRun, no_progress
+from raysd.experiment import Experiment
+
+KEY = ArtifactKey("tiny", "stage", "0123456789abcdef0123456789abcdef")
+
+
+@contextlib.contextmanager
+def attempt(store: Path, experiment: Experiment, inputs: dict[str, Path] | None = None, progress: Progress = no_progress,
+            whole: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext) -> Iterator[StageRun]:
+    """An attempt at the one artifact of a store in a folder. Later attempts at the same store find what this one keeps, and delete its scratch and `out`."""
+    with Store(FolderHome(store)).work_on(KEY, {}) as work:
+        work.clear()
+        out = work.scratch / "out"
+        out.mkdir()
+        yield StageRun(experiment=experiment, inputs=inputs or {}, pieces=work.pieces, work=work.scratch, out=out, progress=progress, whole=whole)
+
+
+def piece(store: Path, name: str) -> Path:
+    """Where the piece of a name lies in such a store, for tests that count or damage it."""
+    return FolderHome(store).local(f"{KEY.prefix}work/{name}")
