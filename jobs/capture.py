@@ -1,16 +1,16 @@
 """Captures the target's answers and hidden states, as one Ray job.
 
-ray job submit --working-dir . -- python jobs/capture.py --experiment EXPERIMENT --store FOLDER
+ray job submit --working-dir . -- python jobs/capture.py --experiment EXPERIMENT --store STORE
 """
 
-from raysd.pipeline.job import StageFunctions, main
+from raysd.pipeline.job import Edges, main
 
 
-def functions() -> StageFunctions:
-    from raysd.backends.stages import stage_functions
+def outside() -> Edges:
+    from raysd.backends.stages import edges
 
-    return stage_functions()
+    return edges()
 
 
 if __name__ == "__main__":
-    raise SystemExit(main("capture", functions))
+    raise SystemExit(main("capture", outside))

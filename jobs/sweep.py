@@ -1,16 +1,16 @@
 """Measures the arms under load, as one Ray job.
 
-ray job submit --working-dir . -- python jobs/sweep.py --experiment EXPERIMENT --store FOLDER
+ray job submit --working-dir . -- python jobs/sweep.py --experiment EXPERIMENT --store STORE
 """
 
-from raysd.pipeline.job import StageFunctions, main
+from raysd.pipeline.job import Edges, main
 
 
-def functions() -> StageFunctions:
-    from raysd.backends.stages import stage_functions
+def outside() -> Edges:
+    from raysd.backends.stages import edges
 
-    return stage_functions()
+    return edges()
 
 
 if __name__ == "__main__":
-    raise SystemExit(main("sweep", functions))
+    raise SystemExit(main("sweep", outside))

@@ -10,18 +10,20 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from raysd import __version__
+from raysd.arguments import Parser
 from raysd.errors import ArtifactError, ExperimentError, RaysdError
 
 if TYPE_CHECKING:
-    from raysd.artifacts import LocalStore
+    from raysd.artifacts import Store
     from raysd.experiment import Experiment
     from raysd.pipeline.plan import PlannedStage
     from raysd.pipeline.runner import Display, JobClient
 
-USAGE_EXIT = 64
+LOG_POLL_S = 1.0
+STORE_HELP = "the artifacts' folder, or s3://BUCKET/PREFIX[?endpoint_url=URL&region=NAME&addressing_style=path]; default: the experiment's `store`"
 EXIT_CODES = "exit codes: 0 done, 1 failed, 64 wrong configuration, 75 try again"
 
 
@@ -33,21 +35,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run_here(arguments: list[str] | None = None) -> int:
     """`jobs/pipeline.py`: the whole chain from inside a Ray job, on the cluster that the job runs in."""
-    parser = _Parser(prog="jobs/pipeline.py", description="Runs a whole experiment from inside a Ray job, each stage as a job of its own.")
+    parser = Parser(prog="jobs/pipeline.py", description="Runs a whole experiment from inside a Ray job, each stage as a job of its own.")
     parser.add_argument("--experiment", dest="spec", required=True, type=Path, help="the experiment file")
-    parser.add_argument("--store", type=Path, help="folder of the artifacts; default: the experiment's `store`")
+    parser.add_argument("--store", help=STORE_HELP)
     args = parser.parse_args(arguments, argparse.Namespace(address="auto", json=False))
     return _guarded(lambda: _run(args), debug=False)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(USAGE_EXIT, f"error: {message}\n")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="raysd", description="Makes a target model decode faster with a trained draft, and measures that it does.", epilog=EXIT_CODES
     )
     parser.add_argument("--version", action="version", version=f"raysd {__version__}")
@@ -56,23 +52,39 @@ def _parser() -> argparse.ArgumentParser:
     def verb(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
         made = verbs.add_parser(name, help=text, description=text, epilog=EXIT_CODES)
         made.set_defaults(command=command)
-        made.add_argument("spec", metavar="SPEC", type=Path, help="the experiment file, for instance jobs/smollm2-cpu.yaml")
-        made.add_argument("--store", type=Path, help="folder of the artifacts; default: the experiment's `store`")
+        made.add_argument("--store", help=STORE_HELP)
         made.add_argument("--debug", action="store_true", help="show the traceback of an error")
         return made
 
-    run = verb("run", _run, "Runs the stages of an experiment that are not done yet, each as one Ray job.")
+    def of_experiment(made: argparse.ArgumentParser, required: bool = True) -> argparse.ArgumentParser:
+        made.add_argument("spec", metavar="SPEC", type=Path, nargs=None if required else "?", help="the experiment file, for instance jobs/smollm2-cpu.yaml")
+        return made
+
+    def as_json(made: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        made.add_argument("--json", action="store_true", help="print JSON instead of text")
+        return made
+
+    run = as_json(of_experiment(verb("run", _run, "Runs the stages of an experiment that are not done yet, each as one Ray job.")))
     run.add_argument("--address", help="job server of a running Ray cluster, http://HOST:8265; default: a local Ray for this run only")
-    run.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    plan = verb("plan", _plan, "Shows what `run` would do, and why; changes nothing.")
-    plan.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    verb("report", _report, "Prints the path of the report of a finished run.")
+    as_json(of_experiment(verb("plan", _plan, "Shows what `run` would do, and why; changes nothing.")))
+    of_experiment(verb("report", _report, "Prints the path of the report of a finished run."))
+    status = as_json(of_experiment(verb("status", _status, "Shows what is in a store, and who works on it."), required=False))
+    status.add_argument("--all", action="store_true", help="show every artifact, not only the newest of each stage (--json always does)")
+    logs = of_experiment(verb("logs", _logs, "Prints the log of a stage's job: of the last stage that was begun, or of the one named."))
+    logs.add_argument("stage", metavar="STAGE", nargs="?", help="capture, train, quantize, sweep or report")
+    logs.add_argument("--attempt", type=int, help="default: the newest")
+    logs.add_argument("--follow", action="store_true", help="go on while the stage runs")
+    of_experiment(verb("stop", _stop, "Stops what runs, wherever it runs: of an experiment, or with --store alone of the whole store."), required=False)
+    gc = as_json(verb("gc", _gc, "Shows what the store could do without, and with --delete deletes it. Kept are the newest experiment of each name "
+                                 "with all that it refers to, and what is being made."))
+    gc.add_argument("--older-than", default="30d", metavar="AGE", help="only what was not written for so long: 30d, 12h, 0s; default: %(default)s")
+    gc.add_argument("--delete", action="store_true", help="delete it; without this, nothing is changed")
     return parser
 
 
 def _guarded(command: Callable[[], int], debug: bool) -> int:
     """A command's exit code; an error becomes one message, after its traceback if asked for."""
-    from raysd.pipeline.signals import Terminated
+    from raysd.signals import Terminated
 
     try:
         return command()
@@ -101,14 +113,16 @@ def _run(args: argparse.Namespace) -> int:
     from raysd.pipeline import preflight
     from raysd.pipeline.display import open_display
     from raysd.pipeline.runner import run_stages
-    from raysd.pipeline.signals import raise_when_terminated
     from raysd.pipeline.summary import render, summarize
+    from raysd.signals import raise_when_terminated
 
     raise_when_terminated()
     started = time.monotonic()
     experiment, store, planned = _planned(args)
-    preflight.check_store(store, experiment, planned)
     with _naming(args.spec):
+        if any(entry.state != "cached" for entry in planned):
+            preflight.check_same_target([entry.stage for entry in planned], store)
+        preflight.check_store(store, experiment, planned)
         preflight.check_prompts(experiment, planned)
         if args.address is None:
             preflight.check_local_resources(experiment, planned)
@@ -122,13 +136,26 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
+    from raysd.pipeline.plan import PLAN_HEADER, block
+    from raysd.pipeline.preflight import artifact_bytes, check_same_target
     from raysd.pipeline.summary import table
 
-    experiment, _, planned = _planned(args)
+    experiment, store, planned = _planned(args)
+    refusal: ExperimentError | None = None
+    if any(entry.state != "cached" for entry in planned):
+        try:
+            with _naming(args.spec):
+                check_same_target([entry.stage for entry in planned], store)
+        except ExperimentError as err:
+            refusal, planned = err, block(planned, f"{err.what}; {err.fix}")
+    expected = artifact_bytes([entry.stage.name for entry in planned], experiment)
+    told = [(entry, experiment.hardware.of_stage(entry.stage.name), expected[entry.stage.name]) for entry in planned]
     if args.json:
-        print(json.dumps({"experiment": experiment.name, "stages": [entry.as_json() for entry in planned]}, indent=1))
+        print(json.dumps({"experiment": experiment.name, "stages": [entry.as_json(*facts) for entry, *facts in told]}, indent=1))
     else:
-        print("\n".join(table([[entry.stage.name, entry.stage.fingerprint[:8], entry.state, entry.why] for entry in planned])))
+        print("\n".join(table([PLAN_HEADER, *(entry.as_row(*facts) for entry, *facts in told)])))
+    if refusal is not None:
+        raise refusal
     return 0
 
 
@@ -140,16 +167,110 @@ def _report(args: argparse.Namespace) -> int:
     if report.state != "cached":
         raise ArtifactError(
             what=f"there is no report of this experiment yet ({report.why})",
-            where=store.folder(report.stage.key),
+            where=store.place(report.stage.key),
             fix=f"raysd run {args.spec}",
         )
     print(store.open(report.stage.key) / REPORT)
     return 0
 
 
-def _planned(args: argparse.Namespace) -> tuple[Experiment, LocalStore, list[PlannedStage]]:
+def _status(args: argparse.Namespace) -> int:
+    from raysd.pipeline.status import STATUS_HEADER, newest, statuses
+    from raysd.pipeline.summary import table
+
+    name, store = _store_of(args)
+    told = statuses(store, name)
+    if args.json:
+        print(json.dumps([status.as_json() for status in told], indent=1))
+        return 0
+    shown = told if args.all else newest(told)
+    if not shown:
+        print(f"nothing is in {store.uri}" + (f" of {name}" if name else ""), file=sys.stderr)
+        return 0
+    print("\n".join(table([STATUS_HEADER, *(status.as_row() for status in shown)])))
+    if len(shown) < len(told):
+        print(f"and {len(told) - len(shown)} older: --all", file=sys.stderr)
+    return 0
+
+
+def _logs(args: argparse.Namespace) -> int:
+    from raysd.experiment import load_experiment
+    from raysd.pipeline.preflight import stages_of
+    from raysd.pipeline.stages import VERSIONS
+    from raysd.pipeline.status import is_running, log_to_show
+
+    if args.stage not in (None, *VERSIONS):
+        raise ExperimentError(what=f"there is no stage {args.stage}", where="STAGE", fix=f"use one of: {', '.join(VERSIONS)}")
+    _, store = _store_of(args)
+    with _naming(args.spec):
+        stages = stages_of(load_experiment(args.spec))
+    key, attempt = log_to_show(store, stages, args.stage, args.attempt)
+    print(f"{store.place(key)}, attempt {attempt}", file=sys.stderr)
+    shown = 0
+    while True:
+        running = args.follow and is_running(store, key)  # asked first: what is written before the end is then in the log that is read next
+        text = store.read_log(key, attempt)
+        sys.stdout.write(text[shown:])
+        sys.stdout.flush()
+        shown = len(text)
+        if not running:
+            return 0
+        time.sleep(LOG_POLL_S)
+
+
+def _stop(args: argparse.Namespace) -> int:
+    from raysd.pipeline.status import stop
+
+    name, store = _store_of(args)
+    stopped = stop(store, name)
+    for status in stopped:
+        print(f"{status.key.experiment} {status.key.stage} {status.key.fingerprint[:8]}: stopped ({status.owner})")
+    if not stopped:
+        print(f"nothing runs in {store.uri}" + (f" of {name}" if name else ""), file=sys.stderr)
+    return 0
+
+
+def _gc(args: argparse.Namespace) -> int:
+    from raysd.pipeline.garbage import delete_garbage, find_garbage, read_age_s
+    from raysd.pipeline.summary import table
+
+    older_than_s = read_age_s(args.older_than)
+    args.spec = None
+    _, store = _store_of(args)
+    garbage = find_garbage(store, older_than_s)
+    if args.delete:
+        delete_garbage(store, garbage)
+    if args.json:
+        print(json.dumps(garbage.as_json(args.delete), indent=1))
+        return 0
+    for place in garbage.damaged:
+        print(f"damaged, and left: {place}", file=sys.stderr)
+    if garbage.artifacts:
+        rows = [[each.key.experiment, each.key.stage, each.key.fingerprint[:8], f"{each.size_bytes / 1e6:,.1f} MB",
+                 f"{(garbage.now_s - each.modified_s) / 86400:.1f} days"] for each in garbage.artifacts]
+        print("\n".join(table([["experiment", "stage", "fingerprint", "size", "not written for"], *rows])))
+    if not garbage.artifacts and not garbage.uploads:
+        print(f"nothing that was not written for {args.older_than} can go")
+        return 0
+    done = "deleted" if args.delete else "nothing is deleted without --delete"
+    print(f"{len(garbage.artifacts)} artifacts and {len(garbage.uploads)} unfinished uploads, {garbage.size_bytes / 1e6:,.1f} MB: {done}")
+    return 0
+
+
+def _store_of(args: argparse.Namespace) -> tuple[str | None, Store]:
+    """The name of the experiment that was given, if one was, and the store that is meant."""
+    from raysd.backends.stores import open_store
+    from raysd.experiment import load_experiment
+
+    if args.spec is None and args.store is None:
+        raise ExperimentError(what="no store is named", where="--store", fix="name the store with --store, or an experiment file that names one")
+    experiment = None if args.spec is None else load_experiment(args.spec)
+    return None if experiment is None else experiment.name, open_store(args.store or experiment.store)
+
+
+def _planned(args: argparse.Namespace) -> tuple[Experiment, Store, list[PlannedStage]]:
     """The experiment, its store, and what is to become of each stage."""
-    from raysd.artifacts import LocalStore
+    from raysd.backends.stores import open_store
     from raysd.experiment import load_experiment
     from raysd.pipeline.plan import plan
     from raysd.pipeline.preflight import check_experiment, stages_of
@@ -158,10 +279,8 @@ def _planned(args: argparse.Namespace) -> tuple[Experiment, LocalStore, list[Pla
     with _naming(args.spec):
         stages = stages_of(experiment)
         check_experiment(experiment)
-    if args.store is not None and ":/" in str(args.store):
-        raise ExperimentError(what=f"{args.store} is not a folder", where="--store", fix="name a folder that all nodes share; this version keeps artifacts in folders")
-    store = LocalStore(args.store.resolve() if args.store else Path(experiment.store))
-    return experiment, store, plan(stages, store)
+        store = open_store(args.store or experiment.store)
+        return experiment, store, plan(stages, store)
 
 
 @contextmanager
@@ -176,7 +295,7 @@ def _naming(spec: Path) -> Iterator[None]:
 
 
 def _connect(
-    address: str | None, experiment: Experiment, store: LocalStore, display: Display
+    address: str | None, experiment: Experiment, store: Store, display: Display
 ) -> Callable[[], AbstractContextManager[JobClient]]:
     """How the runner comes by a cluster: the one at an address, or a Ray of its own."""
 
@@ -185,13 +304,13 @@ def _connect(
         from raysd.backends.ray_jobs import connect_jobs
 
         if address is not None:
-            with connect_jobs(address, experiment, store.root) as client:
+            with connect_jobs(address, experiment, store.uri) as client:
                 yield client
             return
         from raysd.backends.local_ray import local_ray
 
         display.note("starting a local Ray")
-        with local_ray() as own_address, connect_jobs(own_address, experiment, store.root) as client:
+        with local_ray() as own_address, connect_jobs(own_address, experiment, store.uri) as client:
             yield client
             display.note("stopping the local Ray")
 

@@ -13,6 +13,11 @@ from typing import Any
 import pytest
 
 import raysd
+from raysd.backends.stores import open_store
+from raysd.errors import StageError
+from raysd.experiment import load_experiment
+from raysd.pipeline.preflight import stages_of
+from tests.records import publish_stage
 
 HEAVY = ("torch", "ray", "vllm", "transformers", "quark", "pydantic", "numpy", "pyarrow", "rich")
 
@@ -38,20 +43,20 @@ def test_help_and_version_load_nothing_heavy():
 
 def test_plan_loads_neither_torch_nor_ray_nor_vllm(write_experiment: Callable[..., Path]):
     loaded = loaded_after("from raysd.cli import main; main(['plan', sys.argv[1]])", write_experiment())
-    assert "pydantic" in loaded and loaded.isdisjoint({"torch", "ray", "vllm", "transformers", "quark", "numpy", "pyarrow"})
+    assert "pydantic" in loaded and loaded.isdisjoint({"torch", "ray", "vllm", "transformers", "quark", "numpy", "pyarrow", "boto3", "botocore"})
 
 
 def test_plan_prints_a_table_or_json_and_writes_nothing(write_experiment: Callable[..., Path], tmp_path: Path):
     spec = write_experiment()
     shown = call("plan", spec)
     assert shown.returncode == 0 and shown.stderr == ""
-    assert [line.split()[0] for line in shown.stdout.splitlines()] == ["capture", "train", "quantize", "sweep", "report"]
+    assert [line.split()[0] for line in shown.stdout.splitlines()] == ["stage", "capture", "train", "quantize", "sweep", "report"]
     document = json.loads(call("plan", spec, "--json").stdout)
     assert document["experiment"] == "tiny"
     assert [(entry["stage"], entry["state"]) for entry in document["stages"]] == [
         (name, "run") for name in ("capture", "train", "quantize", "sweep", "report")
     ]
-    assert all(entry.keys() == {"stage", "fingerprint", "state", "why", "inputs"} for entry in document["stages"])
+    assert all(entry.keys() == {"stage", "fingerprint", "state", "why", "inputs", "resources", "expected_bytes"} for entry in document["stages"])
     assert not (tmp_path / "runs").exists()
 
 
@@ -135,3 +140,79 @@ def test_a_report_that_is_not_there_yet_says_how_to_get_it(write_experiment: Cal
     spec = write_experiment()
     done = call("report", spec)
     assert done.returncode == 1 and f"raysd run {spec}" in done.stderr and done.stdout == ""
+
+
+@pytest.fixture
+def filled(write_experiment: Callable[..., Path], tmp_path: Path) -> Path:
+    """An experiment of sweep and report; the sweep is done, and the report's attempt failed and left a log."""
+    spec = write_experiment(capture=None, train=None, quantize=None, sweep={"arms": ["none"]})
+    store = open_store(str(tmp_path / "runs"))
+    sweep, report = stages_of(load_experiment(spec))
+    publish_stage(store, sweep)
+    with store.log(report.key, 1) as log:
+        log.write("the first attempt")
+    with pytest.raises(StageError), store.work_on(report.key, {}):
+        raise StageError(what="no cell is valid", where="report", fix="look at the sweep")
+    with store.log(report.key, 2) as log:
+        log.write("the second attempt")
+    return spec
+
+
+def test_status_prints_a_table_or_json(filled: Path, tmp_path: Path):
+    entries = json.loads(call("status", "--store", tmp_path / "runs", "--json").stdout)
+    assert [(entry["experiment"], entry["stage"], entry["state"]) for entry in entries] == [("tiny", "sweep", "done"), ("tiny", "report", "failed")]
+    assert all(entry.keys() >= {"experiment", "stage", "state", "fingerprint", "started", "owner"} and "@" in entry["owner"] for entry in entries)
+    shown = call("status", filled)
+    assert shown.returncode == 0 and "no cell is valid" in shown.stdout and len(shown.stdout.splitlines()) == 3
+    empty = call("status", "--store", tmp_path / "nowhere")
+    assert (empty.returncode, empty.stdout) == (0, "") and "nothing is in" in empty.stderr and not (tmp_path / "nowhere").exists()
+
+
+def test_logs_prints_the_newest_or_the_one_asked_for(filled: Path):
+    assert call("logs", filled).stdout == "the second attempt\n"
+    assert call("logs", filled, "report", "--attempt", "1").stdout == "the first attempt\n"
+    none = call("logs", filled, "sweep")
+    assert none.returncode == 1 and "no log of the stage sweep" in none.stderr and none.stdout == ""
+    assert call("logs", filled, "serve").returncode == 64
+
+
+def test_stop_with_nothing_to_stop_says_so(filled: Path, tmp_path: Path):
+    done = call("stop", filled)
+    assert done.returncode == 0 and "nothing runs" in done.stderr
+    assert call("stop").returncode == 64 and call("status").returncode == 64 and call("gc").returncode == 64
+
+
+def test_gc_is_dry_until_told(filled: Path, tmp_path: Path):
+    runs = tmp_path / "runs"
+    before = sorted(path for path in runs.rglob("*"))
+    dry = call("gc", "--store", runs, "--older-than", "0s")
+    assert dry.returncode == 0 and "--delete" in dry.stdout and "report" in dry.stdout and sorted(runs.rglob("*")) == before
+    assert json.loads(call("gc", "--store", runs, "--json").stdout)["artifacts"] == []
+    deleted = json.loads(call("gc", "--store", runs, "--older-than", "0s", "--delete", "--json").stdout)
+    assert deleted["deleted"] and [entry["stage"] for entry in deleted["artifacts"]] == ["report"]
+    assert not list(runs.glob("tiny/report/*")) and len(list(runs.glob("tiny/sweep/*/record.json"))) == 1
+    assert call("gc", "--store", runs, "--older-than", "soon").returncode == 64
+
+
+def test_another_target_under_the_name_exits_64_and_plan_says_so(filled: Path, tmp_path: Path):
+    (tmp_path / "target" / "model.safetensors").write_bytes(b"\1" * 64)
+    before = sorted(path for path in (tmp_path / "runs").rglob("*"))
+    for verb in ("plan", "run"):
+        done = call(verb, filled)
+        assert done.returncode == 64 and "another target" in done.stderr and "take a new name" in done.stderr and str(filled) in done.stderr
+    planned = call("plan", filled)
+    assert planned.stdout.count("blocked") == 2 and "take a new name" in planned.stdout
+    assert sorted((tmp_path / "runs").rglob("*")) == before
+
+
+@pytest.mark.parametrize("store", ["gs://bucket/x", "s3://b", "s3://bucket/x?secret=y"])
+def test_a_store_that_is_none_exits_64(filled: Path, store: str):
+    for arguments in (("run", filled), ("plan", filled), ("status",), ("gc",)):
+        done = call(*arguments, "--store", store)
+        assert done.returncode == 64 and "--store" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_store_that_is_a_file_exits_64(filled: Path, tmp_path: Path):
+    (tmp_path / "file").touch()
+    done = call("run", filled, "--store", tmp_path / "file")
+    assert done.returncode == 64 and str(tmp_path / "file") in done.stderr

@@ -11,6 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ORDER = (
     "errors",
+    "signals",
+    "arguments",
     "hardware",
     "experiment",
     "artifacts",

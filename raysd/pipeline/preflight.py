@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from raysd.artifacts import Store
+from raysd.artifacts import Store, difference
 from raysd.checks.draft_fit import check_draft_fit, identify_draft
-from raysd.errors import ExperimentError, RaysdError, TargetError
+from raysd.errors import ArtifactError, ExperimentError, RaysdError, TargetError
 from raysd.experiment import Experiment
 from raysd.experiment.target import TargetSection
 from raysd.hardware.catalogue import find_machine
-from raysd.pipeline.disk import check_disk, disk_need_bytes
+from raysd.pipeline.disk import check_disk, disk_need_bytes, expected_bytes
 from raysd.pipeline.plan import PlannedStage
 from raysd.pipeline.stages import Stage, build_stages
 from raysd.prompts.prompt_set import load_prompts
@@ -55,6 +56,32 @@ def check_experiment(experiment: Experiment) -> None:
             check_draft_fit(experiment.draft.checkpoint, shape)
         else:
             shape.aux_layers(experiment.draft.aux_layers)
+
+
+def check_same_target(stages: Sequence[Stage], store: Store) -> None:
+    """Raises ExperimentError if artifacts of another target have been made under the experiment's name: two models must not share one name.
+
+    To be asked when something has to run: what is found was made for this target.
+    """
+    for stage in stages:
+        if "target" not in stage.identity:
+            continue
+        try:
+            record = store.newest_record(stage.experiment, stage.name)
+        except ArtifactError:  # damaged: it can tell nothing, and whoever needs it is told by the plan
+            continue
+        changed = [] if record is None else difference(_model_of(record.identity["target"]), _model_of(stage.identity["target"]), "target")
+        if changed:
+            raise ExperimentError(
+                what=f"the name {stage.experiment} stands for another target in this store: {changed[0]}",
+                where=f"name: {stage.experiment} (store {store.uri})",
+                fix="take a new name for the new target",
+            )
+
+
+def _model_of(target: dict[str, Any]) -> dict[str, Any]:
+    """What says which model a target is, of all that `identify_target` says: settings such as its dtype may change under one name."""
+    return {name: value for name, value in target.items() if name in ("package", "version", "hub", "commit", "folder")}
 
 
 def check_local_resources(experiment: Experiment, planned: Sequence[PlannedStage]) -> None:
@@ -135,23 +162,32 @@ def check_prompts(experiment: Experiment, planned: Sequence[PlannedStage]) -> No
 
 
 def check_store(store: Store, experiment: Experiment, planned: Sequence[PlannedStage]) -> None:
-    """Raises ArtifactError if the store cannot be written, or if its disk is too small for the stages that will run."""
+    """Raises ArtifactError if the store cannot be written, or if its disk is too small for the stages that will run; a remote store has no end."""
     running = [entry.stage.name for entry in planned if entry.state == "run"]
     if running:
         store.check_writable()
-        check_disk(store.root, need_bytes(running, experiment), f"the run ({', '.join(running)})")
+        if not store.home.remote:
+            check_disk(store.home.local(), need_bytes(running, experiment), f"the run ({', '.join(running)})")
 
 
 def need_bytes(stages: Sequence[str], experiment: Experiment) -> int:
     """A rough need of disk for some stages, as far as it can be known: the target's width is not, before it is on this machine."""
-    shape = target_shape_on_disk(experiment.target)
-    conversations = 0
-    if experiment.capture is not None:
-        prompts = load_prompts(experiment.prompts)
-        conversations = len(prompts.split("train", experiment.capture.train_prompts)) + len(
-            prompts.split("choose", experiment.capture.choose_prompts)
-        )
-    return sum(disk_need_bytes(stage, experiment, conversations, shape.hidden_size if shape else None) for stage in stages)
+    shape, conversations = target_shape_on_disk(experiment.target), _conversations(experiment)
+    return sum(disk_need_bytes(stage, experiment, conversations, shape) for stage in stages)
+
+
+def artifact_bytes(stages: Sequence[str], experiment: Experiment) -> dict[str, int | None]:
+    """What each stage is expected to write; None where that depends on a target that is not on this machine yet."""
+    shape, conversations = target_shape_on_disk(experiment.target), _conversations(experiment)
+    return {stage: expected_bytes(stage, experiment, conversations, shape) for stage in stages}
+
+
+def _conversations(experiment: Experiment) -> int:
+    """How many the capture answers."""
+    if experiment.capture is None:
+        return 0
+    prompts = load_prompts(experiment.prompts)
+    return len(prompts.split("train", experiment.capture.train_prompts)) + len(prompts.split("choose", experiment.capture.choose_prompts))
 
 
 def target_shape_on_disk(section: TargetSection) -> TargetShape | None:

@@ -1,24 +1,32 @@
-"""Runs what the plan says has to run: one Ray job a stage, followed, retried when infrastructure failed, and stopped on the way out."""
+"""Runs what the plan says has to run: one Ray job a stage, followed, retried by the class of its error, and stopped on the way out.
+
+A stage that somebody else works on is followed until it is there; whether it is done is decided by its record alone.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from raysd.artifacts import Record, Store
+from raysd.artifacts.lease import Lease, LeaseHeldError, LeaseLostError
 from raysd.artifacts.stage import Progress
-from raysd.errors import ArtifactError, ExperimentError, RaysdError, StageError, TryAgainError, from_dict
+from raysd.artifacts.store import KeptLog, log_name
+from raysd.errors import ArtifactError, EngineError, ExperimentError, RaysdError, StageError, TryAgainError, from_dict
 from raysd.pipeline.events import ErrorEvent, ProgressEvent, read_event
 from raysd.pipeline.plan import PlannedStage
 from raysd.pipeline.stages import Stage
 
-ATTEMPTS = 3
+RETRIES = {"infrastructure": 2, "killed": 1, "engine": 1}
+"""Class of an error to how often a stage is submitted again after one; any other error ends the run. A stage goes on from its unfinished work."""
 BACKOFF_S = (5.0, 20.0)
-"""Waits before the second and the third attempt."""
+"""Waits before a class's first and second retry."""
+FOLLOW_POLL_S = 1.0
+"""Between two looks at what somebody else does."""
 
 INFRASTRUCTURE = (
     "RUNTIME_ENV_SETUP_FAILURE",
@@ -29,6 +37,8 @@ INFRASTRUCTURE = (
     "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE",
 )
 """Ray's JobErrorType values that tell of the cluster and not of the stage."""
+KILLED = (-9, 137)
+"""Exit codes of a process that was ended by SIGKILL."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,7 @@ class Job:
     """One attempt at one stage, as a Ray job."""
 
     id: str
-    stage: str
+    stage: Stage
     attempt: int
 
 
@@ -53,6 +63,10 @@ class JobOutcome:
     message: str
 
 
+class JobExistsError(TryAgainError):
+    """Another runner has submitted a job under the same id."""
+
+
 class JobClient(Protocol):
     """What the runner asks of a cluster's job server."""
 
@@ -60,7 +74,7 @@ class JobClient(Protocol):
         """Attempt numbers of the jobs whose id is the prefix and a number."""
 
     def submit(self, job: Job) -> None:
-        """Submits the stage's entry script. Raises RaysdError if the job server does not take it."""
+        """Submits the stage's entry script. Raises JobExistsError if there is one under the id, RaysdError if the job server does not take it."""
 
     def follow(self, job_id: str) -> Iterator[str]:
         """Lines of the job's log as they are written, each once, until the job has ended."""
@@ -81,6 +95,9 @@ class Display(Protocol):
     def stage_started(self, stage: str, attempt: int, why: str) -> Progress:
         """A stage's job was submitted; what it does is told to the Progress returned."""
 
+    def stage_followed(self, stage: str, owner: str) -> Progress:
+        """Somebody else works on the stage; what they do is told to the Progress returned."""
+
     def stage_ended(self, stage: str, state: str, elapsed_s: float) -> None:
         """state: `done` or `failed`."""
 
@@ -95,8 +112,8 @@ class StageResult:
     stage: Stage
     state: Literal["done", "cached", "failed", "blocked"]
     elapsed_s: float
-    artifact: Path | None
-    """The artifact's folder on this machine; None if there is none."""
+    artifact: str | None
+    """The artifact's place; None if there is none."""
 
     def as_json(self) -> dict[str, Any]:
         """The stage as `raysd run --json` prints it."""
@@ -105,7 +122,7 @@ class StageResult:
             "state": self.state,
             "fingerprint": self.stage.fingerprint,
             "elapsed_s": round(self.elapsed_s, 1),
-            "artifact": None if self.artifact is None else str(self.artifact),
+            "artifact": self.artifact,
         }
 
 
@@ -135,7 +152,7 @@ def run_stages(
         first = next(entry for entry in planned if entry.state == "blocked")
         error = ArtifactError(
             what=f"the stage {first.stage.name} cannot run: {first.why}",
-            where=store.folder(first.stage.key),
+            where=store.place(first.stage.key),
             fix="mend or delete what is named, and run again",
         )
         return RunOutcome([_not_run(entry, store) for entry in planned], error)
@@ -158,60 +175,65 @@ def run_stages(
                 display.stage_ended(stage.name, "failed", time.monotonic() - started)
                 failed = StageResult(stage, "failed", time.monotonic() - started, None)
                 return RunOutcome([*results, failed, *(_not_run(later, store) for later in planned[place + 1 :])], err)
-            results.append(StageResult(stage, "done", time.monotonic() - started, store.folder(stage.key)))
+            results.append(StageResult(stage, "done", time.monotonic() - started, store.place(stage.key)))
             display.stage_ended(stage.name, "done", time.monotonic() - started)
         return RunOutcome(results, None)
 
 
 def run_stage(stage: Stage, store: Store, client: JobClient, display: Display, why: str, sleep: Callable[[float], None]) -> Record:
-    """Submits jobs for a stage until its record is there; returns the record.
+    """Follows or submits jobs for a stage until its record is there; returns the record.
 
-    Only infrastructure is retried: a JobErrorType that tells of the cluster, or exit code 75. Raises the worker's own error otherwise,
-    with the job's log named in it.
+    What is tried again, and how often, RETRIES says. Raises the worker's own error otherwise, with the job's log named in it.
     """
     prefix = f"raysd-{stage.name}-{stage.fingerprint[:12]}-a"
-    folder = store.folder(stage.key)
-    folder.mkdir(parents=True, exist_ok=True)
-    for tried in range(1, ATTEMPTS + 1):
-        attempt = 1 + max([0, *client.attempts(prefix), *_attempts_logged(folder)])
-        job = Job(f"{prefix}{attempt}", stage.name, attempt)
-        log = folder / f"job-a{attempt}.log"
-        reported, outcome = _follow(job, client, log, display.stage_started(stage.name, attempt, why))
-        record = store.record(stage.key)
-        if record is not None:
-            return record
-        error = _explained(stage, outcome, reported, log)
-        if not is_infrastructure(outcome) or tried == ATTEMPTS:
+    failures: Counter[str] = Counter()
+    while (record := store.record(stage.key)) is None:
+        seen = store.lease(stage.key)
+        if seen is not None and seen.state() == "running":
+            _follow_other(stage, store, client, prefix, seen.lease, display, sleep)
+            if store.record(stage.key) is None:
+                _raise_other_error(stage, store)  # or else it was interrupted, or is stale: this run goes on with the stage
+            continue
+        attempt = 1 + max([0, *client.attempts(prefix), *store.logs(stage.key), 0 if seen is None else seen.lease.number])
+        job = Job(f"{prefix}{attempt}", stage, attempt)
+        try:
+            reported, outcome = _follow(job, store, client, display.stage_started(stage.name, attempt, why))
+        except JobExistsError:
+            _attach(stage, store, client, job.id, attempt, display.stage_followed(stage.name, f"the job {job.id} of another run"))
+            reported, outcome = None, client.outcome(job.id)
+        if store.record(stage.key) is not None:
+            continue
+        error = _explained(stage, outcome, reported, store.place(stage.key, log_name(attempt)))
+        if isinstance(error, (LeaseHeldError, LeaseLostError)):
+            sleep(FOLLOW_POLL_S)
+            continue  # somebody else was faster: followed from here
+        kind = error_class(outcome, reported)
+        if kind is None or failures[kind] == RETRIES[kind]:
             raise error
-        wait_s = BACKOFF_S[tried - 1]
+        wait_s = BACKOFF_S[failures[kind]]
+        failures[kind] += 1
         display.note(f"{stage.name}: attempt {attempt} failed ({error.what}); trying again in {wait_s:g} s")
         sleep(wait_s)
-    raise AssertionError("the last attempt either returns or raises")
+    return record
 
 
-def is_infrastructure(outcome: JobOutcome) -> bool:
-    """Whether a failed job may succeed when it is submitted again, unchanged."""
-    return outcome.exit_code == TryAgainError.exit_code or outcome.error_type in INFRASTRUCTURE
+def error_class(outcome: JobOutcome, reported: RaysdError | None) -> str | None:
+    """The class in RETRIES of a job that left no record; None: the same would happen again."""
+    if outcome.exit_code == TryAgainError.exit_code or outcome.error_type in INFRASTRUCTURE:
+        return "infrastructure"
+    if isinstance(reported, EngineError):
+        return "engine"
+    return "killed" if reported is None and outcome.exit_code in KILLED else None
 
 
-def _follow(job: Job, client: JobClient, log: Path, progress: Progress) -> tuple[RaysdError | None, JobOutcome]:
+def _follow(job: Job, store: Store, client: JobClient, progress: Progress) -> tuple[RaysdError | None, JobOutcome]:
     """Submits a job and keeps its log until it ends: the error that it reported, if it did, and the outcome."""
-    reported = None
     try:
-        client.submit(job)
-        with log.open("w", encoding="utf-8") as file:
-            for line in client.follow(job.id):
-                event = read_event(line)
-                if isinstance(event, ProgressEvent):
-                    progress(event.doing, event.done, event.total, event.unit, **event.figures)
-                    continue
-                if isinstance(event, ErrorEvent):
-                    reported = from_dict(event.error)
-                file.write(line + "\n")
-                file.flush()
-        return reported, client.outcome(job.id)
+        with store.log(job.stage.key, job.attempt) as log:  # before the job: it looks for it, to see that its node shares the store (pipeline/job.py)
+            client.submit(job)
+            return _relay(client, job.id, log, progress), client.outcome(job.id)
     except RaysdError:
-        raise  # the job server itself cannot be reached: there is nobody to ask for a stop
+        raise  # the job server or the store cannot be reached: if the job still runs, the next run follows it
     except BaseException as interruption:
         try:
             client.stop(job.id)  # whatever the reason, nothing goes on running that nobody follows
@@ -220,12 +242,54 @@ def _follow(job: Job, client: JobClient, log: Path, progress: Progress) -> tuple
         raise
 
 
-def _explained(stage: Stage, outcome: JobOutcome, reported: RaysdError | None, log: Path) -> RaysdError:
-    """Why a job left no record: the worker's own error if it told one."""
+def _attach(stage: Stage, store: Store, client: JobClient, job_id: str, attempt: int, progress: Progress) -> None:
+    """Shows what somebody else's job does until it ends, and keeps its log from the start: its own runner may be gone."""
+    with store.log(stage.key, attempt) as log:
+        _relay(client, job_id, log, progress)
+
+
+def _relay(client: JobClient, job_id: str, log: KeptLog, progress: Progress) -> RaysdError | None:
+    """Shows what a job does and writes its log until it ends; returns the error that it reported, if it did."""
+    reported = None
+    for line in client.follow(job_id):
+        event = read_event(line)
+        if isinstance(event, ProgressEvent):
+            progress(event.doing, event.done, event.total, event.unit, **event.figures)
+            continue
+        if isinstance(event, ErrorEvent):
+            reported = from_dict(event.error)
+        log.write(line)
+    return reported
+
+
+def _follow_other(
+    stage: Stage, store: Store, client: JobClient, prefix: str, lease: Lease, display: Display, sleep: Callable[[float], None]
+) -> None:
+    """Returns when a lease's owner no longer works on the stage. Nothing is stopped on the way out: the work is somebody else's."""
+    progress = display.stage_followed(stage.name, lease.owner)
+    number = lease.job.removeprefix(prefix)
+    if number.isdigit() and int(number) in client.attempts(prefix):  # a job of this cluster, left by a runner that was killed, or followed by two
+        _attach(stage, store, client, lease.job, int(number), progress)
+    while (seen := store.lease(stage.key)) is not None and seen.state() == "running":
+        progress(seen.lease.doing)
+        sleep(FOLLOW_POLL_S)
+
+
+def _raise_other_error(stage: Stage, store: Store) -> None:
+    """Raises the error that another run's attempt ended with, if the same would happen to this run."""
+    seen = store.lease(stage.key)
+    if seen is not None and seen.state() == "failed":
+        error = from_dict(seen.lease.error)
+        if not isinstance(error, (TryAgainError, EngineError)):
+            raise type(error)(what=error.what, where=f"{error.where} (run by {seen.lease.owner})", fix=error.fix)
+
+
+def _explained(stage: Stage, outcome: JobOutcome, reported: RaysdError | None, log: str) -> RaysdError:
+    """Why a job left no record: the worker's own error if it told one. log: where the job's log is kept."""
     if reported is not None:
         return type(reported)(what=reported.what, where=f"{reported.where} (log: {log})", fix=reported.fix)
     where = f"stage {stage.name} (log: {log})"
-    if is_infrastructure(outcome):
+    if outcome.exit_code == TryAgainError.exit_code or outcome.error_type in INFRASTRUCTURE:
         return TryAgainError(
             what=f"the cluster did not run the job: {outcome.error_type or f'exit code {outcome.exit_code}'}: {outcome.message}",
             where=where,
@@ -255,10 +319,5 @@ def _explained(stage: Stage, outcome: JobOutcome, reported: RaysdError | None, l
 
 def _not_run(entry: PlannedStage, store: Store) -> StageResult:
     if entry.state == "cached":
-        return StageResult(entry.stage, "cached", 0.0, store.folder(entry.stage.key))
+        return StageResult(entry.stage, "cached", 0.0, store.place(entry.stage.key))
     return StageResult(entry.stage, "blocked", 0.0, None)
-
-
-def _attempts_logged(folder: Path) -> list[int]:
-    """Attempts whose logs are there: a local Ray's job table is gone with it, and a log is never written over."""
-    return [int(number) for path in folder.glob("job-a*.log") if (number := path.stem.removeprefix("job-a")).isdigit()]

@@ -19,7 +19,7 @@ def summarize(experiment: str, outcome: RunOutcome, store: Store, elapsed_s: flo
     """
     records = {result.stage.name: store.record(result.stage.key) for result in outcome.stages if result.artifact is not None}
     sweep, report = _metrics(records.get("sweep")), _metrics(records.get("report"))
-    folder = next((result.artifact for result in outcome.stages if result.stage.name == "report"), None)
+    report_place = next((result.artifact for result in outcome.stages if result.stage.name == "report"), None)
     return {
         "experiment": experiment,
         "elapsed_s": round(elapsed_s, 1),
@@ -28,7 +28,7 @@ def summarize(experiment: str, outcome: RunOutcome, store: Store, elapsed_s: flo
         "speedup": report.get("speedup", {}),
         "speedup_ci": report.get("speedup_ci", {}),
         "lossless": sweep.get("lossless", {}),
-        "report": None if folder is None else str(folder / REPORT),
+        "report": None if report_place is None else f"{report_place}/{REPORT}",
     }
 
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from raysd.artifacts import LocalStore
+from raysd.artifacts import FolderHome, Store
 from raysd.backends import ray_jobs
 from raysd.backends.local_ray import local_ray
 from raysd.errors import ExperimentError, RaysdError
@@ -29,13 +29,14 @@ from raysd.pipeline.runner import run_stages
 SCRIPT = """
 import sys, time
 from pathlib import Path
+from raysd.backends.stores import open_store
 from raysd.errors import ExperimentError
-from raysd.pipeline.job import main
+from raysd.pipeline.job import Edges, main
 
 def work(run):
     {body}
 
-raise SystemExit(main("{stage}", lambda: {{"{stage}": work}}))
+raise SystemExit(main("{stage}", lambda: Edges({{"{stage}": work}}, open_store)))
 """
 
 
@@ -51,8 +52,9 @@ def run(
 ) -> Callable[..., SimpleNamespace]:
     """Runs a sweep and a report whose stage functions have the given bodies; real jobs, real store."""
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:9")  # must not win over the address that was asked for
-    experiment = load_experiment(write_experiment(capture=None, train=None, quantize=None, sweep={"arms": ["none"]}))
-    store = LocalStore(tmp_path / "runs")
+    hardware = {"resources": {"report": {"cpus": 0.5}}, "env": {"RAYSD_TEST_WORD": "merged"}}
+    experiment = load_experiment(write_experiment(capture=None, train=None, quantize=None, sweep={"arms": ["none"]}, hardware=hardware))
+    store = Store(FolderHome(tmp_path / "runs"))
 
     def go(sweep: str, report: str = "(run.out / 'report.html').write_text('ok'); return {}", stream=None) -> SimpleNamespace:
         scripts = tmp_path / f"scripts-{time.monotonic_ns()}"
@@ -60,7 +62,7 @@ def run(
         for stage, body in (("sweep", sweep), ("report", report)):
             (working_dir / "jobs" / f"{stage}.py").write_text(SCRIPT.format(stage=stage, body=body))
         client = ray_jobs.RayJobClient(
-            ray_jobs._job_submission_client(address), working_dir, store.root, {"report": StageResources(cpus=0.5)}
+            ray_jobs._job_submission_client(address), working_dir, store.uri, experiment.hardware
         )
         planned = plan(stages_of(experiment), store)
         outcome = run_stages(
@@ -74,7 +76,7 @@ def run(
 def test_two_stages_run_as_jobs_and_are_found_the_next_time(run, capfd):
     first = run(
         "import os; run.progress('counting', 1, 2, 'cells'); print('a line'); (run.out / 'cells.txt').write_text('3'); "
-        "return {'cells': 3, 'threads': os.environ.get('OMP_NUM_THREADS')}",
+        "return {'cells': 3, 'threads': os.environ.get('OMP_NUM_THREADS'), 'word': os.environ['RAYSD_TEST_WORD']}",
         "assert (run.inputs['sweep'] / 'cells.txt').read_text() == '3'; (run.out / 'report.html').write_text('ok'); return {}",
     )
     assert first.outcome.error is None, first.outcome.error
@@ -83,13 +85,16 @@ def test_two_stages_run_as_jobs_and_are_found_the_next_time(run, capfd):
     sweep = first.outcome.stages[0]
     record = first.store.record(sweep.stage.key)
     assert (
-        record.metrics == {"cells": 3, "threads": None}
+        record.metrics == {"cells": 3, "threads": None, "word": "merged"}
         and list(record.files) == ["cells.txt"]
         and record.attempt >= 1
         and "ray" in record.packages
     )
-    log = (sweep.artifact / f"job-a{record.attempt}.log").read_text()
+    log = first.store.read_log(sweep.stage.key, record.attempt)
     assert "a line" in log and "counting" not in log
+    info = first.client._client.get_job_info(f"raysd-sweep-{sweep.stage.fingerprint[:12]}-a{record.attempt}")
+    assert info.metadata.items() >= {"experiment": "tiny", "stage": "sweep", "fingerprint": sweep.stage.fingerprint, "attempt": str(record.attempt)}.items()
+    assert first.store.lease(sweep.stage.key).lease.job == info.submission_id
     assert run("raise AssertionError('must not run again')").states == ["cached", "cached"]
 
 

@@ -32,6 +32,11 @@ def test_a_script_names_its_own_stage_and_refuses_a_bad_experiment(stage: str, w
     assert f"jobs/{stage}.py" in call(stage, "--help").stdout
 
 
+def test_wrong_usage_of_a_script_exits_64():
+    done = call("train")
+    assert done.returncode == 64 and "--experiment" in done.stderr
+
+
 def test_a_stage_without_its_inputs_says_which_one_to_run(write_experiment: Callable[..., Path], tmp_path: Path):
     done = call("report", "--experiment", write_experiment(), "--store", tmp_path / "store")
     assert done.returncode == 1 and "run the stage capture first" in done.stderr

@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from raysd.artifacts import LocalStore
+from raysd.artifacts import FolderHome, Store
+from raysd.artifacts.lease import lease_key
 from raysd.artifacts.stage import StageRun
+from raysd.backends.stores import open_store
 from raysd.errors import ExperimentError, TryAgainError, from_dict
 from raysd.experiment import load_experiment
 from raysd.pipeline import job
@@ -34,14 +36,17 @@ def run(spec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     monkeypatch.setattr(job, "raise_when_terminated", lambda: None)  # the handlers belong to a process of its own: see the last test
 
     def go(function: Callable[[StageRun], dict[str, Any]], stage: str = "sweep") -> int:
-        return job.main(stage, lambda: {stage: function}, ["--experiment", str(spec), "--store", str(tmp_path / "store"), "--attempt", "2"])
+        for each in stages_of(load_experiment(spec)):
+            with Store(FolderHome(tmp_path / "store")).log(each.key, 2):
+                pass  # as the runner does
+        return job.main(stage, lambda: job.Edges({stage: function}, open_store), ["--experiment", str(spec), "--store", str(tmp_path / "store"), "--attempt", "2"])
 
     return go
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
+def store(tmp_path: Path) -> Store:
+    return Store(FolderHome(tmp_path / "store"))
 
 
 def events(text: str) -> list[Any]:
@@ -52,13 +57,15 @@ def test_what_a_stage_writes_is_published_with_its_provenance(run, spec, store, 
     def sweep(stage_run: StageRun) -> dict[str, Any]:
         stage_run.progress("measuring", 1, 4, "cells", output_tok_s=80.5)
         (stage_run.work / "cell-1.json").write_text("unfinished work")
+        stage_run.pieces.keep("cell-1.json", stage_run.work / "cell-1.json")
         (stage_run.out / "cells.txt").write_text("4")
         return {"cells": 4}
 
     assert run(sweep) == 0
     stage = stages_of(load_experiment(spec))[0]
     record = store.record(stage.key)
-    assert (store.open(stage.key) / "cells.txt").read_text() == "4"
+    assert (store.open(stage.key) / "cells.txt").read_text() == "4" and not (store.folder(stage.key) / "work").exists()
+    assert store.lease(stage.key).state() == "released"
     assert record.metrics == {"cells": 4} and record.attempt == 2 and list(record.files) == ["cells.txt"]
     assert record.identity == stage.identity and record.section["sweep"]["arms"] == ["none"]
     assert record.host["cpu_cores"] >= 1 and record.host["memory_bytes"] > 2**20 and record.packages["numpy"]
@@ -85,7 +92,7 @@ def test_a_stage_gets_the_folders_of_its_inputs(run, store):
         return {"read": (stage_run.inputs["sweep"] / "cells.txt").read_text()}
 
     assert run(sweep) == 0 and run(report, "report") == 0
-    assert store.records("tiny", "report")[0].metrics == {"read": "4"}
+    assert store.newest_record("tiny", "report").metrics == {"read": "4"}
 
 
 def test_a_missing_input_is_an_error_before_the_stage_starts(run, capsys):
@@ -106,6 +113,7 @@ def test_a_missing_input_is_an_error_before_the_stage_starts(run, capsys):
 def test_a_failure_is_told_and_leaves_no_result(run, store, capsys, error: Exception, exit_code: int, words: str):
     def sweep(stage_run: StageRun) -> dict[str, Any]:
         (stage_run.work / "kept.txt").write_text("unfinished work")
+        stage_run.pieces.keep("kept.txt", stage_run.work / "kept.txt")
         (stage_run.out / "half.txt").write_text("half")
         raise error
 
@@ -114,13 +122,13 @@ def test_a_failure_is_told_and_leaves_no_result(run, store, capsys, error: Excep
     told = [event for event in events(captured.out) if isinstance(event, ErrorEvent)]
     assert len(told) == 1 and words in from_dict(told[0].error).what
     assert ("Traceback" in captured.err) == (exit_code == 1)
-    assert store.records("tiny", "sweep") == []
+    assert store.newest_record("tiny", "sweep") is None
 
     def retried(stage_run: StageRun) -> dict[str, Any]:
-        return {"out": [path.name for path in stage_run.out.iterdir()], "kept": (stage_run.work / "kept.txt").read_text()}
+        return {"out": [path.name for path in stage_run.out.iterdir()], "kept": stage_run.pieces.find("kept.txt").read_text()}
 
     assert run(retried) == 0
-    assert store.records("tiny", "sweep")[0].metrics == {"out": [], "kept": "unfinished work"}
+    assert store.newest_record("tiny", "sweep").metrics == {"out": [], "kept": "unfinished work"}
 
 
 def test_a_stage_that_the_experiment_does_not_have_is_refused(run, capsys):
@@ -146,7 +154,8 @@ def test_rays_own_thread_limit_is_lifted_and_no_other(environment: dict[str, str
 WAITING = """
 import sys, time
 from pathlib import Path
-from raysd.pipeline.job import main
+from raysd.backends.stores import open_store
+from raysd.pipeline.job import Edges, main
 
 def sweep(run):
     try:
@@ -155,11 +164,11 @@ def sweep(run):
     finally:
         Path(sys.argv[-1]).with_name("cleared").touch()
 
-raise SystemExit(main("sweep", lambda: {"sweep": sweep}, sys.argv[1:-1]))
+raise SystemExit(main("sweep", lambda: Edges({"sweep": sweep}, open_store), sys.argv[1:-1]))
 """
 
 
-def test_sigterm_lets_the_stage_clear_up(spec: Path, tmp_path: Path, store: LocalStore):
+def test_sigterm_lets_the_stage_clear_up(spec: Path, tmp_path: Path, store: Store):
     process = subprocess.Popen(
         [sys.executable, "-c", WAITING, "--experiment", str(spec), "--store", str(tmp_path / "store"), str(tmp_path / "x")],
         stdout=subprocess.PIPE,
@@ -177,4 +186,48 @@ def test_sigterm_lets_the_stage_clear_up(spec: Path, tmp_path: Path, store: Loca
         process.kill()
     assert process.returncode == 1 and (tmp_path / "cleared").exists()
     assert "stopped by SIGTERM" in next(event for event in events(out) if isinstance(event, ErrorEvent)).error["what"]
-    assert store.records("tiny", "sweep") == []
+    assert store.newest_record("tiny", "sweep") is None
+    seen = store.lease(stages_of(load_experiment(spec))[0].key)
+    assert seen.state() == "failed" and "SIGTERM" in seen.lease.error["what"]
+
+
+def test_a_stage_that_somebody_else_works_on_is_told_and_left_alone(run, spec, store, capsys):
+    stage = stages_of(load_experiment(spec))[0]
+
+    def never(stage_run: StageRun) -> dict[str, Any]:
+        raise AssertionError("two at once")
+
+    with store.work_on(stage.key, {}) as work:
+        assert run(never) == 75
+        error = next(event for event in events(capsys.readouterr().out) if isinstance(event, ErrorEvent)).error
+        assert work.held.lease.owner in error["what"] and error["kind"] == "LeaseHeldError"
+    assert run(lambda stage_run: {}) == 0
+
+
+def test_a_stage_that_lost_its_lease_ends_at_its_next_word_and_publishes_nothing(run, spec, store, capsys):
+    stage = stages_of(load_experiment(spec))[0]
+
+    def overtaken(stage_run: StageRun) -> dict[str, Any]:
+        store.home.create(lease_key(stage.key.prefix, 2), store.home.get(lease_key(stage.key.prefix, 1)))
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            stage_run.progress("working on")
+            time.sleep(0.2)
+        return {}
+
+    assert run(overtaken) == 75 and store.record(stage.key) is None
+    assert "another run took the stage sweep over" in capsys.readouterr().err
+
+
+def test_a_node_that_does_not_share_the_runners_folder_is_told_so(spec, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(job, "raise_when_terminated", lambda: None)
+    arguments = ["--experiment", str(spec), "--store", str(tmp_path / "elsewhere"), "--attempt", "2"]
+    assert job.main("sweep", lambda: job.Edges({}, open_store), arguments) == 64
+    assert "all nodes share" in capsys.readouterr().err and not list(tmp_path.glob("elsewhere/**/record.json"))
+
+
+def test_another_target_under_the_name_is_refused_by_a_job_too(run, store, tmp_path, capsys):
+    assert run(lambda stage_run: {}) == 0
+    (tmp_path / "target" / "model.safetensors").write_bytes(b"\1" * 64)
+    assert run(lambda stage_run: {}) == 64
+    assert "take a new name" in capsys.readouterr().err

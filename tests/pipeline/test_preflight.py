@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from raysd.artifacts import LocalStore
+from raysd.artifacts import FolderHome, Store
 from raysd.errors import ExperimentError
 from raysd.experiment import load_experiment
 from raysd.pipeline.plan import plan
@@ -20,7 +20,7 @@ SHORT = {"target": {"model": "./target", "max_model_len": 160}, "capture": {"max
 def check(write_experiment, tmp_path):
     def check(**changes) -> None:
         experiment = load_experiment(write_experiment(**{**SHORT, **changes}))
-        check_prompts(experiment, plan(stages_of(experiment), LocalStore(tmp_path / "runs")))
+        check_prompts(experiment, plan(stages_of(experiment), Store(FolderHome(tmp_path / "runs"))))
 
     return check
 
@@ -50,7 +50,7 @@ def test_the_longest_answer_to_a_split_counts(check):
 def test_what_a_local_ray_cannot_give_is_refused(write_experiment, tmp_path, asked, words):
     experiment = load_experiment(write_experiment(**SHORT, hardware={"resources": {"train": asked}}))
     with pytest.raises(ExperimentError, match=words) as caught:
-        check_local_resources(experiment, plan(stages_of(experiment), LocalStore(tmp_path / "runs")))
+        check_local_resources(experiment, plan(stages_of(experiment), Store(FolderHome(tmp_path / "runs"))))
     assert caught.value.where == "hardware.resources.train" and "--address" in caught.value.fix
 
 

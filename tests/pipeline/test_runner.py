@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
-from raysd.artifacts import LocalStore, Record
-from raysd.errors import ArtifactError, ExperimentError, StageError, TryAgainError, to_dict
+from raysd.artifacts import FolderHome, Store
+from raysd.artifacts.lease import LeaseHeldError, hold_lease
+from raysd.errors import ArtifactError, EngineError, ExperimentError, StageError, TryAgainError, to_dict
 from raysd.experiment import load_experiment
 from raysd.pipeline.display import PlainDisplay
 from raysd.pipeline.events import ErrorEvent, write_event
 from raysd.pipeline.plan import plan
 from raysd.pipeline.preflight import stages_of
-from raysd.pipeline.runner import BACKOFF_S, Job, JobOutcome, run_stages
+from raysd.pipeline.runner import BACKOFF_S, Job, JobExistsError, JobOutcome, run_stages
 from raysd.pipeline.stages import Stage
+from tests.records import make_record, publish_stage
 
 DONE = JobOutcome("SUCCEEDED", None, 0, "Job finished successfully.")
 DIED = JobOutcome("FAILED", "JOB_SUPERVISOR_ACTOR_DIED", None, "The supervisor died.")
@@ -34,13 +36,12 @@ class ScriptedCluster:
 
     def __init__(
         self,
-        store: LocalStore,
-        stages: dict[str, Stage],
+        store: Store,
         script: list[JobOutcome],
         lines: tuple[str, ...] = ("hello",),
         leaves_record: bool = True,
     ) -> None:
-        self.store, self.stages, self.script, self.lines, self.leaves_record = store, stages, list(script), lines, leaves_record
+        self.store, self.script, self.lines, self.leaves_record = store, list(script), lines, leaves_record
         self.submitted: list[Job] = []
         self.stopped: list[str] = []
         self.taken: list[int] = []
@@ -57,50 +58,24 @@ class ScriptedCluster:
     def outcome(self, job_id: str) -> JobOutcome:
         outcome = self.script.pop(0)
         if outcome.status == "SUCCEEDED" and self.leaves_record:
-            publish(self.store, self.stages[self.submitted[-1].stage])
+            publish_stage(self.store, self.submitted[-1].stage)
         return outcome
 
     def stop(self, job_id: str) -> None:
         self.stopped.append(job_id)
 
 
-def publish(store: LocalStore, stage: Stage) -> None:
-    out = store.work(stage.key) / "out"
-    out.mkdir()
-    at = "2026-01-01T00:00:00+00:00"
-    store.publish(
-        stage.key,
-        out,
-        Record(
-            experiment=stage.experiment,
-            stage=stage.name,
-            fingerprint=stage.fingerprint,
-            identity=stage.identity,
-            section={},
-            code_version="0",
-            packages={},
-            host={},
-            metrics={},
-            started=at,
-            ended=at,
-            elapsed_s=1.0,
-            attempt=1,
-            files={},
-        ),
-    )
-
-
 class Bench:
     """A store, a chain of sweep and report, and what a run showed."""
 
-    def __init__(self, store: LocalStore, stages: list[Stage]) -> None:
+    def __init__(self, store: Store, stages: list[Stage]) -> None:
         self.store, self.stages = store, stages
         self.shown, self.slept, self.entered, self.left = io.StringIO(), [], 0, 0
 
     def cluster(self, *script: JobOutcome, **options: Any) -> ScriptedCluster:
-        return ScriptedCluster(self.store, {stage.name: stage for stage in self.stages}, list(script), **options)
+        return ScriptedCluster(self.store, list(script), **options)
 
-    def run(self, cluster: ScriptedCluster) -> Any:
+    def run(self, cluster: ScriptedCluster, sleep: Callable[[float], None] | None = None) -> Any:
         @contextmanager
         def connect() -> Iterator[ScriptedCluster]:
             self.entered += 1
@@ -109,13 +84,13 @@ class Bench:
             finally:
                 self.left += 1
 
-        return run_stages(plan(self.stages, self.store), self.store, connect, PlainDisplay(self.shown), self.slept.append)
+        return run_stages(plan(self.stages, self.store), self.store, connect, PlainDisplay(self.shown), sleep or self.slept.append)
 
 
 @pytest.fixture
 def bench(tmp_path: Path, write_experiment: Callable[..., Path]) -> Bench:
     experiment = load_experiment(write_experiment(capture=None, train=None, quantize=None, sweep={"arms": ["none"]}))
-    return Bench(LocalStore(tmp_path / "store"), stages_of(experiment))
+    return Bench(Store(FolderHome(tmp_path / "store")), stages_of(experiment))
 
 
 def test_stages_run_in_order_and_are_done_by_their_records(bench: Bench):
@@ -158,13 +133,33 @@ def test_infrastructure_that_stays_broken_ends_the_run_after_three_attempts(benc
     assert "JOB_SUPERVISOR_ACTOR_DIED" in outcome.error.what and len(cluster.submitted) == 3
 
 
-@pytest.mark.parametrize("exit_code", [1, 64, 137, -9])
+@pytest.mark.parametrize("exit_code", [1, 64, 139, -11])
 def test_the_stages_own_failure_is_never_tried_again(bench: Bench, exit_code: int):
     cluster = bench.cluster(failed(exit_code), DONE)
     outcome = bench.run(cluster)
     assert outcome.error is not None and len(cluster.submitted) == 1 and bench.slept == []
-    if exit_code in (137, -9):
-        assert "signal 9" in outcome.error.what and "memory" in outcome.error.what
+
+
+@pytest.mark.parametrize("exit_code", [137, -9])
+def test_a_killed_process_gets_one_more_attempt(bench: Bench, exit_code: int):
+    cluster = bench.cluster(failed(exit_code), failed(exit_code), DONE)
+    outcome = bench.run(cluster)
+    assert len(cluster.submitted) == 2 and bench.slept == [BACKOFF_S[0]]
+    assert "signal 9" in outcome.error.what and "memory" in outcome.error.what
+
+
+def test_an_engine_that_died_gets_one_more_attempt(bench: Bench):
+    text = io.StringIO()
+    write_event(ErrorEvent(to_dict(EngineError(what="the engine died", where="log", fix="read it"))), text)
+    cluster = bench.cluster(failed(1), failed(1), DONE, lines=(text.getvalue().rstrip(),))
+    outcome = bench.run(cluster)
+    assert len(cluster.submitted) == 2 and isinstance(outcome.error, EngineError)
+
+
+def test_each_class_of_error_is_counted_by_itself(bench: Bench):
+    cluster = bench.cluster(DIED, failed(137), DIED, DONE, DONE)
+    assert bench.run(cluster).error is None
+    assert bench.slept == [BACKOFF_S[0], BACKOFF_S[0], BACKOFF_S[1]]
 
 
 def test_the_workers_own_error_comes_out(bench: Bench):
@@ -194,7 +189,7 @@ def test_a_run_that_is_cut_short_stops_its_job(bench: Bench, interruption: type[
             yield "at work"
             raise interruption
 
-    cluster = Interrupted(bench.store, {}, [])
+    cluster = Interrupted(bench.store, [])
     with pytest.raises(interruption):
         bench.run(cluster)
     assert cluster.stopped == [cluster.submitted[0].id] and bench.left == 1
@@ -206,3 +201,123 @@ def test_a_blocked_chain_submits_nothing(bench: Bench):
     outcome = bench.run(bench.cluster())
     assert isinstance(outcome.error, ArtifactError) and "sweep" in outcome.error.what
     assert [result.state for result in outcome.stages] == ["blocked", "cached"] and bench.entered == 1
+
+
+def other_run(bench: Bench, stage: Stage):
+    """Somebody else who works on a stage."""
+    return bench.store.work_on(stage.key, {})
+
+
+def test_what_somebody_else_works_on_is_followed_and_not_submitted(bench: Bench):
+    other = other_run(bench, bench.stages[0])
+    work = other.__enter__()
+    polls = []
+
+    def sleep(seconds: float) -> None:
+        polls.append(seconds)
+        if len(polls) == 3:
+            publish_by(work, bench)
+            other.__exit__(None, None, None)
+
+    cluster = bench.cluster(DONE)
+    outcome = bench.run(cluster, sleep)
+    assert outcome.error is None and [job.stage.name for job in cluster.submitted] == ["report"]
+    assert len(polls) == 3 and f"run by {work.held.lease.owner}; following" in bench.shown.getvalue() and cluster.stopped == []
+
+
+def publish_by(work: Any, bench: Bench) -> None:
+    work.clear()
+    stage = bench.stages[0]
+    out = work.scratch / "out"
+    out.mkdir()
+    work.publish(out, make_record(stage.key, out, identity=stage.identity))
+
+
+def end_other(other: Any, error: BaseException) -> None:
+    assert not other.__exit__(type(error), error, None)  # as at the end of a `with` that an error leaves
+
+
+def test_a_followed_run_that_is_interrupted_is_gone_on_with(bench: Bench):
+    other = other_run(bench, bench.stages[0])
+    other.__enter__()
+    cluster = bench.cluster(DONE, DONE)
+    outcome = bench.run(cluster, lambda seconds: end_other(other, KeyboardInterrupt()))
+    assert outcome.error is None and [job.stage.name for job in cluster.submitted] == ["sweep", "report"]
+    assert cluster.submitted[0].attempt == 2  # the other's was the first
+
+
+def test_a_followed_run_that_fails_ends_this_one_with_its_error(bench: Bench):
+    other = other_run(bench, bench.stages[0])
+    work = other.__enter__()
+    cluster = bench.cluster(DONE)
+    outcome = bench.run(cluster, lambda seconds: end_other(other, ExperimentError(what="k is 9", where="sweep.k", fix="use 1 to 8")))
+    assert type(outcome.error) is ExperimentError and outcome.error.what == "k is 9" and work.held.lease.owner in outcome.error.where
+    assert cluster.submitted == []
+
+
+def test_a_job_that_finds_another_at_work_is_no_failure(bench: Bench):
+    """Two runners with clusters of their own submit at the same moment; the job that is second to take the lease tells so."""
+    other = other_run(bench, bench.stages[0])
+    text = io.StringIO()
+    write_event(ErrorEvent(to_dict(LeaseHeldError(what="is being run", where="x", fix="y"))), text)
+
+    class Second(ScriptedCluster):
+        def submit(self, job: Job) -> None:
+            super().submit(job)
+            if len(self.submitted) == 1:
+                self.work = other.__enter__()
+
+    def sleep(seconds: float) -> None:
+        publish_by(cluster.work, bench)
+        other.__exit__(None, None, None)
+
+    cluster = Second(bench.store, [failed(75), DONE], lines=(text.getvalue().rstrip(),))
+    assert bench.run(cluster, sleep).error is None
+    assert [job.stage.name for job in cluster.submitted] == ["sweep", "report"] and "trying again" not in bench.shown.getvalue()
+
+
+def test_a_job_of_the_same_id_is_followed(bench: Bench):
+    """Two runners submit the same attempt to the same cluster: Ray takes one."""
+
+    class Taken(ScriptedCluster):
+        def submit(self, job: Job) -> None:
+            super().submit(job)
+            if job.stage.name == "sweep":
+                raise JobExistsError(what="there is one", where="Ray", fix="follow it")
+
+    cluster = Taken(bench.store, [DONE, DONE])
+    assert bench.run(cluster).error is None and cluster.stopped == []
+
+
+def test_a_stale_lease_is_taken_over_by_the_next_attempt(bench: Bench):
+    stage = bench.stages[0]
+    with hold_lease(bench.store.home, stage.key.prefix, "tiny", "sweep", stage.fingerprint, {}) as held:
+        ended = held.lease.process.model_copy(update={"pid": 2**22 + 1})
+        held.lease = held.lease.model_copy(update={"process": ended})
+        held._write()
+        cluster = bench.cluster(DONE, DONE)
+        assert bench.run(cluster).error is None
+    assert cluster.submitted[0].attempt == 2
+
+
+def test_a_job_of_this_cluster_whose_runner_is_gone_is_shown_and_its_log_kept_from_the_start(bench: Bench):
+    stage = bench.stages[0]
+    prefix = f"raysd-sweep-{stage.fingerprint[:12]}-a"
+    other = bench.store.work_on(stage.key, {}, job=f"{prefix}1")
+    work = other.__enter__()
+    with bench.store.log(stage.key, 1) as log:
+        log.write("cut sh")
+
+    class Running(ScriptedCluster):
+        def follow(self, job_id: str) -> Iterator[str]:
+            yield "from the start"
+            if job_id == f"{prefix}1":
+                publish_by(work, bench)
+                other.__exit__(None, None, None)
+                yield "to the end"
+
+    cluster = Running(bench.store, [DONE])
+    cluster.taken = [1]
+    assert bench.run(cluster).error is None
+    assert [job.stage.name for job in cluster.submitted] == ["report"] and cluster.stopped == []
+    assert bench.store.read_log(stage.key, 1) == "from the start\nto the end\n"

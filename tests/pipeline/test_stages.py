@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +12,13 @@ from typing import Any
 import pytest
 
 from raysd.experiment import load_experiment
+from raysd.experiment.section import PlacementMark, Section
 from raysd.pipeline.preflight import stages_of
-from raysd.pipeline.stages import Stage
+from raysd.pipeline.stages import Stage, build_stages
+from raysd.prompts.prompt_set import load_prompts
+from raysd.target.locate import identify_target
+
+DEMO = Path(__file__).parents[2] / "jobs" / "smollm2-cpu.yaml"
 
 DRAFT = {"capture": None, "train": None, "draft": {"checkpoint": "./draft"}}
 
@@ -108,3 +116,86 @@ def test_the_content_of_a_finished_draft_counts(stages, tmp_path: Path):
     (tmp_path / "draft" / "model.safetensors").write_bytes(b"other weights")
     after = stages(**DRAFT)
     assert all(before[name].fingerprint != after[name].fingerprint for name in ("quantize", "sweep", "report"))
+
+
+GOLDEN = {
+    "capture": "3336305865a2cea59ee31848859d7930",
+    "train": "14ca01b18c153c5012d6821b644763f3",
+    "quantize": "12417cfe966556e0a1dfae664fdf990d",
+    "sweep": "105ac303554b53133c2d59bc9123a818",
+    "report": "c774b9f20381264ff42f640a3e228ede",
+}
+"""Of the demo. A value that changes here makes everybody's artifacts anew: that must be meant (VERSIONS, or a default that changes the result)."""
+
+
+def test_golden_fingerprints_of_the_demo():
+    assert {stage.name: stage.fingerprint for stage in stages_of(load_experiment(DEMO))} == GOLDEN
+
+
+def test_fingerprints_do_not_depend_on_the_hash_seed_or_the_folder(tmp_path: Path):
+    code = "import sys; from raysd.experiment import load_experiment; from raysd.pipeline.preflight import stages_of\n" \
+           "print(*[stage.fingerprint for stage in stages_of(load_experiment(sys.argv[1]))])"
+    told = {subprocess.run([sys.executable, "-c", code, str(DEMO)], capture_output=True, text=True, cwd=folder, check=True,
+                           env={**os.environ, "PYTHONHASHSEED": seed}).stdout for seed, folder in (("1", tmp_path), ("2", "/"))}
+    assert told == {" ".join(GOLDEN.values()) + "\n"}
+
+
+def other_value(value: Any) -> Any:
+    """Another value of the same kind; no validation asks whether it makes sense."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return value + 1
+    if isinstance(value, str):
+        return value + "x"
+    if isinstance(value, list):
+        return [*value, *value] or [1]
+    return {"x": 1} if isinstance(value, dict) else 1
+
+
+ELSEWHERE = {
+    "name": "part of the key, beside the fingerprint",
+    "target.model": "its identity counts, not its text",
+    "target.chat_template": "its content counts",
+    "draft.checkpoint": "its content counts",
+    "prompts.path": "the content counts",
+    "prompts.seed": "decides only the splits of rows that name none",
+    "prompts.choose_frac": "decides only the splits of rows that name none",
+    "prompts.report_frac": "decides only the splits of rows that name none",
+    "target.tensor_parallel": "decides how fast: part of the sweep's identity alone",
+}
+"""Fields that count in another way than by their value, each tested by itself in this folder or in tests/target."""
+
+
+def fields(section: Section, path: str = "") -> list[tuple[str, bool]]:
+    """Dotted path, and whether it says where it runs, of every field that is no section."""
+    found = []
+    for name, field in type(section).model_fields.items():
+        value, where = getattr(section, name), f"{path}{name}"
+        if isinstance(value, Section):
+            found += fields(value, f"{where}.")
+        else:
+            found.append((where, any(isinstance(mark, PlacementMark) for mark in field.metadata)))
+    return found
+
+
+def changed(section: Section, path: str) -> Section:
+    """The section with another value in one field."""
+    name, _, rest = path.partition(".")
+    value = getattr(section, name)
+    return section.model_copy(update={name: changed(value, rest) if rest else other_value(value)})
+
+
+FIELDS = fields(load_experiment(DEMO))
+
+
+@pytest.mark.parametrize(("path", "placement"), FIELDS, ids=[path for path, _ in FIELDS])
+def test_a_field_is_in_the_fingerprint_exactly_if_it_changes_the_result(path: str, placement: bool):
+    if path in ELSEWHERE:
+        return
+    before = load_experiment(DEMO)
+    after = changed(before, path)
+    prompts = load_prompts(before.prompts)
+    anew = [old.fingerprint != new.fingerprint for old, new in zip(build_stages(before, identify_target(before.target), prompts),
+                                                                   build_stages(after, identify_target(after.target), prompts), strict=True)]
+    assert any(anew) != placement

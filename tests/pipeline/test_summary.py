@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from raysd.artifacts import LocalStore, Record
+from raysd.artifacts import FolderHome, Store
 from raysd.experiment import load_experiment
 from raysd.pipeline.preflight import stages_of
 from raysd.pipeline.runner import RunOutcome, StageResult
-from raysd.pipeline.stages import Stage
 from raysd.pipeline.summary import render, summarize
+from tests.records import publish_stage
 
 METRICS: dict[str, dict[str, Any]] = {
     "sweep": {
@@ -22,58 +22,32 @@ METRICS: dict[str, dict[str, Any]] = {
 }
 
 
-def publish(store: LocalStore, stage: Stage) -> None:
-    out = store.work(stage.key) / "out"
-    out.mkdir()
-    at = "2026-01-01T00:00:00+00:00"
-    store.publish(
-        stage.key,
-        out,
-        Record(
-            experiment=stage.experiment,
-            stage=stage.name,
-            fingerprint=stage.fingerprint,
-            identity=stage.identity,
-            section={},
-            code_version="0",
-            packages={},
-            host={},
-            metrics=METRICS.get(stage.name, {}),
-            started=at,
-            ended=at,
-            elapsed_s=1.0,
-            attempt=1,
-            files={},
-        ),
-    )
-
-
-def outcome_of(spec: Path, store: LocalStore, done: int) -> RunOutcome:
+def outcome_of(spec: Path, store: Store, done: int) -> RunOutcome:
     results = []
     for number, stage in enumerate(stages_of(load_experiment(spec))):
         if number < done:
-            publish(store, stage)
+            publish_stage(store, stage, metrics=METRICS.get(stage.name, {}))
         results.append(
-            StageResult(stage, "done", 61.04, store.folder(stage.key)) if number < done else StageResult(stage, "blocked", 0, None)
+            StageResult(stage, "done", 61.04, store.place(stage.key)) if number < done else StageResult(stage, "blocked", 0, None)
         )
     return RunOutcome(results, None)
 
 
 def test_a_finished_run_gives_all_figures(tmp_path: Path, write_experiment: Callable[..., Path]):
-    store = LocalStore(tmp_path / "store")
+    store = Store(FolderHome(tmp_path / "store"))
     outcome = outcome_of(write_experiment(), store, 5)
     summary = summarize("tiny", outcome, store, 300.26)
     assert summary["acceptance_length"] == {"bf16": 1.8312, "fp8": 1.8290}
     assert summary["speedup"]["bf16"]["1"] == 1.321 and summary["speedup_ci"]["bf16"]["1"] == [1.25, 1.39]
     assert summary["lossless"] == {"bf16": {"equal": 28, "near_tie": 20, "broken": 0}}
-    assert summary["elapsed_s"] == 300.3 and summary["report"] == str(outcome.stages[-1].artifact / "report.html")
+    assert summary["elapsed_s"] == 300.3 and summary["report"] == f"{outcome.stages[-1].artifact}/report.html"
     assert [entry["stage"] for entry in summary["stages"]] == ["capture", "train", "quantize", "sweep", "report"]
     text = render(summary)
     assert all(words in text for words in ("1.831", "1.32x", "1.25 to 1.39", "not measured", "report.html", "1:01", "near-tie"))
 
 
 def test_a_run_that_ended_early_says_so_and_gives_no_figures(tmp_path: Path, write_experiment: Callable[..., Path]):
-    store = LocalStore(tmp_path / "store")
+    store = Store(FolderHome(tmp_path / "store"))
     summary = summarize("tiny", outcome_of(write_experiment(), store, 1), store, 10)
     assert summary["acceptance_length"] == summary["speedup"] == summary["lossless"] == {} and summary["report"] is None
     assert [entry["state"] for entry in summary["stages"]] == ["done", "blocked", "blocked", "blocked", "blocked"]
