@@ -1,5 +1,6 @@
 # make demo       the whole chain on this machine's CPU, from one command
 # make test       one test of each kind, at most 15 minutes; make test-slow: the rest
+# make faults     the fault campaign: kills, full disks, a failing S3, damaged files; about 40 minutes
 # make setup      only the environment
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ TORCH_VERSION := 2.13.0+cpu
 # Asked only if pip, as it is configured here, finds no CPU build of torch.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test test-slow setup
+.PHONY: demo test test-slow faults setup
 
 demo: setup
 	$(BIN)/raysd run jobs/smollm2-cpu.yaml
@@ -19,6 +20,9 @@ test: setup
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
+
+faults: setup
+	$(BIN)/python -m tests.faults
 
 setup: $(VENV)/.ready
 

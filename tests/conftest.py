@@ -71,3 +71,14 @@ def write_experiment(tmp_path: Path, experiment_document: dict[str, Any]) -> Cal
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The tiny chain, run once for all tests that only read it: its experiment, and what `raysd run --json` printed."""
+    from tests.tiny_chain import raysd, write_experiment
+
+    path = write_experiment(tmp_path_factory.mktemp("chain"))
+    done = raysd("run", str(path), "--json")
+    assert done.returncode == 0, done.stderr[-4000:]
+    return path, json.loads(done.stdout)

@@ -10,7 +10,7 @@ import time
 
 import psutil
 
-from tests.e2e.test_tiny_chain import write_experiment
+from tests.tiny_chain import write_experiment
 
 PATIENCE_S = 180
 

@@ -1,0 +1,65 @@
+"""The pipeline on a cluster of three nodes, each with a raylet of its own; every stage runs where the experiment asks for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.ray_nodes import NAMES, Nodes, three_nodes
+from tests.tiny_chain import write_experiment
+
+RUN_S = 900
+NO_FP8 = {"arms": ["none", "bf16"], "concurrency": [1], "k": [2], "blocks": 3, "requests_per_slot": 2, "workloads": [{"name": "report", "osl": 24}],
+          "engine": {"enforce_eager": True, "max_num_seqs": 4, "kv_cache_bytes": 268435456}}
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory):
+    with three_nodes(tmp_path_factory.mktemp("nodes") / "ray.log") as nodes:
+        yield nodes
+
+
+def run_on(nodes: Nodes, spec: Path, places: dict[str, str], store: Path) -> list[dict]:
+    """Runs an experiment with its stages placed by the resource of a node; what `raysd run --json` tells of them."""
+    document = yaml.safe_load(spec.read_text())
+    document["hardware"] = {"resources": {stage: {"custom": {f"node_{node}": 0.01}} for stage, node in places.items()}}
+    placed = spec.with_name("placed.yaml")
+    placed.write_text(yaml.safe_dump(document))
+    done = subprocess.run([sys.executable, "-m", "raysd", "run", str(placed), "--store", str(store), "--address", nodes.address, "--json"],
+                          capture_output=True, text=True, timeout=RUN_S, env={**os.environ, **nodes.environment})
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)["stages"]
+
+
+def ran_on(nodes: Nodes) -> dict[tuple[str, int], str]:
+    """Fingerprint and attempt of every stage's job to the name of the node that it ran on, by Ray's job table."""
+    names = {node_id: name for name, node_id in nodes.ids.items()}
+    return {(job["metadata"]["fingerprint"], int(job["metadata"]["attempt"])): names[job["driver_node_id"]] for job in nodes.jobs()}
+
+
+def test_a_stage_runs_on_each_node_that_it_is_placed_on(nodes, first_run, tmp_path):
+    spec, run = first_run
+    for attempt, node in enumerate(NAMES, start=1):
+        shutil.copytree(spec.parent / "runs", tmp_path / node)
+        shutil.rmtree(tmp_path / node / "tiny" / "report")
+        report = run_on(nodes, spec, {"report": node}, tmp_path / node)[-1]
+        assert report["state"] == "done" and report["fingerprint"] == run["stages"][-1]["fingerprint"]
+        assert Path(report["artifact"], "report.html").stat().st_size > 10_000
+        assert ran_on(nodes)[report["fingerprint"], attempt] == node
+
+
+@pytest.mark.slow
+def test_the_chain_runs_over_all_three_nodes(nodes, tmp_path):
+    spec = write_experiment(tmp_path, quantize=None, sweep=NO_FP8)
+    places = {"capture": "b", "train": "c", "sweep": "b", "report": "a"}
+    stages = run_on(nodes, spec, places, tmp_path / "runs")
+    assert {stage["stage"]: stage["state"] for stage in stages} == dict.fromkeys(places, "done")
+    where = ran_on(nodes)
+    assert {stage["stage"]: where[stage["fingerprint"], 1] for stage in stages} == places

@@ -1,0 +1,40 @@
+"""A real experiment of the whole chain on a tiny budget, and the command that runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from tests.tiny_models import chained_llama
+
+TOPICS = ["rain", "bread", "chess", "trains", "maps", "tea", "clocks", "rivers", "music", "stars", "glass", "sheep"]
+FORMS = ["Explain {} simply.", "List three facts about {}.", "Why do people like {}?", "Write two lines about {}."]
+
+
+def write_experiment(folder: Path, **changes) -> Path:
+    chained_llama(folder / "target")
+    rows = []
+    for i, topic in enumerate(TOPICS):
+        split = {0: "choose", 1: "report"}.get(i, "train")
+        rows += [{"id": f"{topic}.{j}", "topic": topic, "split": split, "prompt": form.format(topic)} for j, form in enumerate(FORMS)]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    experiment = {
+        "name": "tiny", "store": "runs", "target": {"model": "./target", "max_model_len": 256}, "prompts": {"path": "prompts.jsonl"},
+        "draft": {"vocab_size": 256, "aux_layers": [1, 2, 3]},
+        "capture": {"engines": 2, "max_tokens": 48, "concurrency": 16, "shard_conversations": 16, "kv_cache_bytes": 268435456},
+        "train": {"steps": 150, "ttt_steps": 2, "lr": 2e-3, "evaluations": 2, "served_k": 2, "served_tokens": 48},
+        "quantize": {"served_k": 2, "served_tokens": 48},
+        "sweep": {"concurrency": [1, 2], "arm_concurrency": {"fp8": [1]}, "k": [2], "blocks": 3, "requests_per_slot": 1,
+                  "workloads": [{"name": "report", "osl": 32}],
+                  "engine": {"enforce_eager": True, "max_num_seqs": 4, "kv_cache_bytes": 268435456}}} | changes
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(experiment))
+    return path
+
+
+def raysd(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-m", "raysd", *arguments], capture_output=True, text=True, timeout=900)
