@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from raysd.artifacts import ArtifactKey, FolderHome, Store
 from tests.ray_nodes import NAMES, Nodes, three_nodes
 from tests.tiny_chain import write_experiment
 
+ROOT = Path(__file__).parents[2]
 RUN_S = 900
 NO_FP8 = {"arms": ["none", "bf16"], "concurrency": [1], "k": [2], "blocks": 3, "requests_per_slot": 2, "workloads": [{"name": "report", "osl": 24}],
           "engine": {"enforce_eager": True, "max_num_seqs": 4, "kv_cache_bytes": 268435456}}
@@ -53,6 +55,19 @@ def test_a_stage_runs_on_each_node_that_it_is_placed_on(nodes, first_run, tmp_pa
         assert report["state"] == "done" and report["fingerprint"] == run["stages"][-1]["fingerprint"]
         assert Path(report["artifact"], "report.html").stat().st_size > 10_000
         assert ran_on(nodes)[report["fingerprint"], attempt] == node
+
+
+def test_a_script_that_is_submitted_by_hand_gives_the_same_artifact(nodes, first_run, tmp_path):
+    spec, run = first_run
+    shutil.copytree(spec.parent / "runs", tmp_path / "runs")
+    shutil.rmtree(tmp_path / "runs" / "tiny" / "report")
+    done = subprocess.run([sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", nodes.address, "--working-dir", ".", "--",
+                           sys.executable, "jobs/report.py", "--experiment", str(spec), "--store", str(tmp_path / "runs")],
+                          capture_output=True, text=True, timeout=RUN_S, cwd=ROOT, env={**os.environ, **nodes.environment})
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    store, key = Store(FolderHome(tmp_path / "runs")), ArtifactKey("tiny", "report", run["stages"][-1]["fingerprint"])
+    assert store.open(key).joinpath("report.html").stat().st_size > 10_000
+    assert store.lease(key).lease.job and store.record(key).identity == Store(FolderHome(spec.parent / "runs")).record(key).identity
 
 
 @pytest.mark.slow
