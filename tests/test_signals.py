@@ -1,0 +1,44 @@
+"""Signals end what they must, and cut nothing in two."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from raysd.signals import TERMINATING, Terminated, raise_when_terminated, whole
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    before = {number: signal.getsignal(number) for number in (*TERMINATING, signal.SIGINT)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    raise_when_terminated()
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Terminated), (signal.SIGHUP, Terminated), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_waits_until_the_end_of_what_is_whole(number, error):
+    done = []
+    with pytest.raises(error):
+        with whole():
+            signal.raise_signal(number)
+            done.append("to the end")
+        done.append("never")
+    assert done == ["to the end"]
+
+
+def test_a_second_signal_does_not_cut_short_the_clearing_up():
+    with pytest.raises(Terminated, match="SIGTERM") as caught:
+        signal.raise_signal(signal.SIGTERM)
+    assert caught.value.number == signal.SIGTERM
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGHUP)
+
+
+def test_an_error_inside_is_not_hidden_by_a_signal_that_waits():
+    with pytest.raises(ValueError), whole():
+        signal.raise_signal(signal.SIGTERM)
+        raise ValueError
