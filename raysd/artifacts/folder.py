@@ -26,7 +26,9 @@ class FolderHome:
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
         self.uri = str(root)
-        if self.root.exists() and not self.root.is_dir():
+        with explained(self.root, "read"):
+            is_file = self.root.exists() and not self.root.is_dir()
+        if is_file:
             raise ExperimentError(what="the store is a file, not a folder", where=f"store: {self.root}", fix="name a folder, or s3://BUCKET/PREFIX")
 
     def place(self, key: str = "") -> str:
@@ -45,12 +47,16 @@ class FolderHome:
 
     def now_s(self) -> float:
         # The file system's clock, not this machine's: on a shared one the server stamps the files, for every node alike.
-        if not os.access(self.root, os.W_OK):
-            return time.time()  # who may only read can ask for no stamp
-        with explained(self.root), tempfile.TemporaryFile(dir=self.root) as file:
-            file.write(b".")
-            file.flush()
-            return os.fstat(file.fileno()).st_mtime
+        with explained(self.root):
+            try:
+                with tempfile.TemporaryFile(dir=self.root) as file:
+                    file.write(b".")
+                    file.flush()
+                    return os.fstat(file.fileno()).st_mtime
+            except OSError as err:
+                if err.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC):
+                    return time.time()  # who may only read, or finds the disk full, can ask for no stamp
+                raise
 
     def get(self, key: str) -> bytes | None:
         try:

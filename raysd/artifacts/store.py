@@ -196,12 +196,12 @@ class Store:
         now_s = self.home.now_s() if found else 0.0
 
         def read(each: Found) -> Content:
-            leases = lease_entries(each.files)
+            leases, record = lease_entries(each.files), None
             try:
                 record = self._read_record(each.key) if each.entry(NAME) else None
                 return Content(record, read_lease(self.home, leases[-1], now_s) if leases else None, None)
             except ArtifactError as err:
-                return Content(None, None, err)
+                return Content(record, None, None if record else err)  # with a record nobody needs the lease any more
 
         with ThreadPoolExecutor(PARALLEL) as pool:
             return list(pool.map(read, found))

@@ -143,9 +143,10 @@ def check_shared(store: Store, stage: Stage, attempt: int) -> None:
     not share, and the artifact would be where nobody looks for it."""
     if attempt not in store.logs(stage.key):
         raise ExperimentError(
-            what=f"the node {platform.node()} does not see the files that the runner wrote to the store",
+            what=f"the node {platform.node()} does not see the log that the runner keeps of {stage.name} {stage.fingerprint[:12]} in the store",
             where=f"store: {store.uri}",
-            fix="name a folder on a file system that this machine and all nodes share, or s3://BUCKET/PREFIX",
+            fix="name a folder on a file system that this machine and all nodes share, or s3://BUCKET/PREFIX; if the prompts, the target or the draft were "
+            "changed since the run began, run again",
         )
 
 

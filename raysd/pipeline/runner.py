@@ -153,7 +153,7 @@ def run_stages(
         error = ArtifactError(
             what=f"the stage {first.stage.name} cannot run: {first.why}",
             where=store.place(first.stage.key),
-            fix="mend or delete what is named, and run again",
+            fix="do what is said there, and run again",
         )
         return RunOutcome([_not_run(entry, store) for entry in planned], error)
     if all(entry.state == "cached" for entry in planned):

@@ -54,6 +54,12 @@ def test_a_damaged_record_is_one_failed_line_and_hides_nothing(store: Store):
     assert told(store) == {"capture": "done", "train": "failed"}
 
 
+def test_a_damaged_lease_beside_a_good_record_changes_nothing(store: Store):
+    publish_files(store, key("capture"), {"a": b"1"})
+    store.home.put(lease_key(key("capture").prefix, 1), b"{")
+    assert told(store) == {"capture": "done"}
+
+
 def test_logs_without_a_lease_and_foreign_files_are_no_artifact(store: Store):
     with store.log(key("train"), 1) as log:
         log.write("the cluster was down")
