@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     of_experiment(verb("report", _report, "Prints the path of the report of a finished run."))
     status = as_json(of_experiment(verb("status", _status, "Shows what is in a store, and who works on it."), required=False))
     status.add_argument("--all", action="store_true", help="show every artifact, not only the newest of each stage (--json always does)")
-    logs = of_experiment(verb("logs", _logs, "Prints the log of a stage's job: of the last stage that was begun, or of the one named."))
+    logs = of_experiment(verb("logs", _logs, "Prints the log of a stage's job: the one written last, or that of the stage named."))
     logs.add_argument("stage", metavar="STAGE", nargs="?", help="capture, train, quantize, sweep or report")
     logs.add_argument("--attempt", type=int, help="default: the newest")
     logs.add_argument("--follow", action="store_true", help="go on while the stage runs")

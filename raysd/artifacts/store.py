@@ -173,10 +173,10 @@ class Store:
             finally:
                 log.upload()
 
-    def logs(self, key: ArtifactKey) -> list[int]:
-        """Attempts whose logs are kept, in order."""
-        matches = [re.fullmatch(r"job-a(\d+)\.log", entry.key.rpartition("/")[2]) for entry in self.home.list(f"{key.prefix}job-a")]
-        return sorted(int(match[1]) for match in matches if match)
+    def logs(self, key: ArtifactKey) -> dict[int, float]:
+        """Attempts whose logs are kept, in order, and when each was last written, on the home's clock."""
+        entries = [(re.fullmatch(r"job-a(\d+)\.log", entry.key.rpartition("/")[2]), entry) for entry in self.home.list(f"{key.prefix}job-a")]
+        return dict(sorted((int(match[1]), entry.modified_s) for match, entry in entries if match))
 
     def read_log(self, key: ArtifactKey, attempt: int) -> str:
         """What is kept of an attempt's log so far; empty if there is none."""

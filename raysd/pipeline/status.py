@@ -85,21 +85,15 @@ def stop(store: Store, experiment: str | None, sleep: Callable[[float], None] = 
 
 
 def log_to_show(store: Store, stages: Sequence[Stage], wanted: str | None, attempt: int | None) -> tuple[ArtifactKey, int]:
-    """The log that a person most likely means: of the stage wanted, or else of the last one that was begun; its newest attempt, or the one asked for.
-
-    Raises ArtifactError if there is none.
-    """
-    for stage in reversed(stages):
-        if wanted not in (None, stage.name):
-            continue
-        attempts = store.logs(stage.key)
-        if attempt is None and attempts:
-            return stage.key, attempts[-1]
-        if attempt in attempts:
-            return stage.key, attempt
-    asked = f"of the stage {wanted}" if wanted else "of any stage"
-    raise ArtifactError(what=f"there is no log {asked}" + (f", attempt {attempt}" if attempt else ""), where=store.uri,
-                        fix="run the experiment first; a script that was started by hand told its terminal, or `ray job logs`")
+    """The log that a person most likely means: the one written last, of the stage and the attempt that are asked for. Raises ArtifactError if there is none."""
+    found = [(modified_s, place, number) for place, stage in enumerate(stages) if wanted in (None, stage.name)
+             for number, modified_s in store.logs(stage.key).items() if attempt in (None, number)]
+    if not found:
+        asked = f"of the stage {wanted}" if wanted else "of any stage"
+        raise ArtifactError(what=f"there is no log {asked}" + (f", attempt {attempt}" if attempt else ""), where=store.uri,
+                            fix="run the experiment first; a script that was started by hand told its terminal, or `ray job logs`")
+    _, place, number = max(found)
+    return stages[place].key, number
 
 
 def is_running(store: Store, key: ArtifactKey) -> bool:
