@@ -26,7 +26,7 @@ class FolderHome:
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root)
         self.uri = str(root)
-        with explained(self.root, "read"):
+        with _explained(self.root, "read"):
             is_file = self.root.exists() and not self.root.is_dir()
         if is_file:
             raise ExperimentError(what="the store is a file, not a folder", where=f"store: {self.root}", fix="name a folder, or s3://BUCKET/PREFIX")
@@ -37,8 +37,11 @@ class FolderHome:
     def local(self, key: str = "") -> Path:
         return self.root / key
 
+    def writing_locally(self, key: str) -> contextlib.AbstractContextManager[None]:
+        return _explained(self.local(key))
+
     def check_writable(self) -> None:
-        with explained(self.root):
+        with _explained(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self.root, prefix=".probe-") as folder:
                 probe = Path(folder) / "probe"
@@ -47,7 +50,7 @@ class FolderHome:
 
     def now_s(self) -> float:
         # The file system's clock, not this machine's: on a shared one the server stamps the files, for every node alike.
-        with explained(self.root):
+        with _explained(self.root):
             try:
                 with tempfile.TemporaryFile(dir=self.root) as file:
                     file.write(b".")
@@ -81,7 +84,7 @@ class FolderHome:
 
     def put_file(self, key: str, path: Path, moved: Moved | None = None) -> None:
         target = self.local(key)
-        with explained(target):
+        with _explained(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             size_bytes = path.stat().st_size
             _fsync(path)
@@ -100,7 +103,7 @@ class FolderHome:
 
     def delete(self, keys: Iterable[str]) -> None:
         folders = set()
-        with explained(self.root):
+        with _explained(self.root):
             for key in keys:
                 self.local(key).unlink(missing_ok=True)
                 folders.add(self.local(key).parent)
@@ -125,7 +128,7 @@ class FolderHome:
         """Files and parts of files whose key starts with a prefix, sorted by key."""
         folder, _, start = prefix.rpartition("/")
         found = []
-        with explained(self.local(folder), "read"):
+        with _explained(self.local(folder), "read"):
             for parent, folders, names in os.walk(self.local(folder), onerror=_raise_unless_absent):
                 at_top = Path(parent) == self.local(folder)
                 if at_top:
@@ -144,7 +147,7 @@ class FolderHome:
         """The content in a file beside the key's, durable; gone on exit."""
         target = self.local(key)
         part = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}{PART}")
-        with explained(target):
+        with _explained(target):
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with part.open("wb") as file:
@@ -170,7 +173,7 @@ def _raise_unless_absent(err: OSError) -> None:
 
 
 @contextlib.contextmanager
-def explained(path: Path, doing: str = "written") -> Iterator[None]:
+def _explained(path: Path, doing: str = "written") -> Iterator[None]:
     """Turns the operating system's refusal to write, or to read, below a path of the store into an ArtifactError that says what to do."""
     try:
         yield

@@ -5,6 +5,7 @@ Keys are relative, with `/` between their parts: `tiny/train/0f3a.../record.json
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,9 @@ class Home(Protocol):
 
     def local(self, key: str = "") -> Path:
         """Where a key's file is on this machine; for a remote home, where its copy is or will be. The file may be absent."""
+
+    def writing_locally(self, key: str) -> contextlib.AbstractContextManager[None]:
+        """Turns the operating system's refusal to write at `local(key)` into an ArtifactError that says what to do."""
 
     def check_writable(self) -> None:
         """Raises if nothing can be written, or if the home cannot create a file only if it is absent. Leaves nothing behind."""

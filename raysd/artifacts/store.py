@@ -20,7 +20,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
-from raysd.artifacts.folder import explained
 from raysd.artifacts.home import Entry, Home
 from raysd.artifacts.lease import HeldLease, LeaseLostError, SeenLease, hold_lease, lease_entries, newest_lease, read_lease, utc_now
 from raysd.artifacts.pieces import Pieces
@@ -162,7 +161,7 @@ class Store:
         """A log of an attempt, kept beside the artifact while it is written."""
         name = log_name(attempt)
         path = self.home.local(key.prefix + name)
-        with explained(path):
+        with self.home.writing_locally(key.prefix + name):
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("w", encoding="utf-8", errors="replace")
         with file:
@@ -236,7 +235,8 @@ class Work:
         """Makes the scratch folder, and removes those of attempts before."""
         for folder in self.scratch.parent.glob("attempt-*"):
             shutil.rmtree(folder, ignore_errors=True)  # its attempt may still be dying, or be another machine's
-        self.scratch.mkdir(parents=True)
+        with self._store.home.writing_locally(f"{self._key.prefix}work/"):
+            self.scratch.mkdir(parents=True)
 
     def publish(self, folder: Path, record: Record, progress: Progress = no_progress) -> Path:
         """Makes the files of a folder the artifact, then writes its record; returns the artifact's folder on this machine. The files are moved.
@@ -269,7 +269,7 @@ class KeptLog:
 
     def write(self, line: str) -> None:
         """Adds a line."""
-        with explained(self._home.local(self._key)):
+        with self._home.writing_locally(self._key):
             self._file.write(line + "\n")
             self._file.flush()
         if time.monotonic() - self._uploaded_s > LOG_INTERVAL_S:

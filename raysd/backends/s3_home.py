@@ -81,6 +81,15 @@ class S3Home:
     def local(self, key: str = "") -> Path:
         return self._cache / key
 
+    @contextlib.contextmanager
+    def writing_locally(self, key: str) -> Iterator[None]:
+        try:
+            self.local(key).parent.mkdir(parents=True, exist_ok=True)
+            yield
+        except OSError as err:
+            raise ArtifactError(what=f"the copy on this machine cannot be written: {err.strerror}", where=err.filename or self.local(key),
+                                fix="free disk space there, or name another folder in RAYSD_CACHE") from err
+
     def check_writable(self) -> None:
         probe = f".probe-{uuid.uuid4().hex}"
         self.list(probe)  # first, since without the right to list an absent object is answered by AccessDenied
@@ -156,7 +165,7 @@ class S3Home:
     def put_file(self, key: str, path: Path, moved: Moved | None = None) -> None:
         from boto3.exceptions import S3UploadFailedError
 
-        with self._kept(key), self._explained("write", key):
+        with self.writing_locally(key), self._explained("write", key):
             try:
                 self._upload(key, path, moved)
             except S3UploadFailedError as err:
@@ -170,7 +179,7 @@ class S3Home:
         from botocore.exceptions import ClientError
 
         path, part = self.local(key), self._cache / FETCHING / uuid.uuid4().hex
-        with self._kept(key), self._explained("read", key):
+        with self.writing_locally(key), self._explained("read", key):
             part.parent.mkdir(exist_ok=True)
             try:
                 self._files.download_file(self._bucket, self._prefix + key, str(part), Callback=moved, Config=self._transfer)
@@ -239,16 +248,3 @@ class S3Home:
 
     def _explained(self, doing: str, key: str = "") -> contextlib.AbstractContextManager[None]:
         return explained(f"{doing} {self.place(key)}", self.place(key), self.uri)
-
-    @contextlib.contextmanager
-    def _kept(self, key: str) -> Iterator[None]:
-        """Makes the folder of a key's copy on this machine; turns the operating system's refusals inside into an ArtifactError."""
-        try:
-            self.local(key).parent.mkdir(parents=True, exist_ok=True)
-            yield
-        except OSError as err:
-            raise ArtifactError(
-                what=f"a file on this machine cannot be read or written: {err.strerror}",
-                where=err.filename or self.local(key),
-                fix="free disk space there, or name another folder in RAYSD_CACHE",
-            ) from err

@@ -281,3 +281,14 @@ def test_the_names_of_exceptions_are_botocores():
     known = {*vars(botocore.exceptions), *vars(boto3.exceptions), "TimeoutError"}
     assert names <= known
     assert all(re.fullmatch(r"\w+", name) for name in names)
+
+
+def test_a_cache_that_cannot_be_written_is_named_with_the_variable_that_moves_it(s3_place, tmp_path):
+    (tmp_path / "file").touch()
+    store = Store(S3Home(s3_place.section, tmp_path / "file" / "cache"))
+    key = ArtifactKey("tiny", "train", "a" * 32)
+    with pytest.raises(ArtifactError, match="copy on this machine") as caught, store.log(key, 1):
+        pass
+    assert "RAYSD_CACHE" in caught.value.fix
+    with pytest.raises(ArtifactError, match="copy on this machine"), store.work_on(key, {}) as work:
+        work.clear()
