@@ -22,5 +22,5 @@ def open_store(text: str | Path | S3Section) -> Store:
     except ValueError as err:
         raise ExperimentError(what=str(err), where="--store", fix="write a folder, or s3://BUCKET/PREFIX") from err
     if not isinstance(named, S3Section):
-        return Store(FolderHome(Path(named).expanduser().absolute()))
+        return Store(FolderHome(Path(named).expanduser().resolve()))
     return Store(S3Home(named, cache_folder() / "stores" / fingerprint([named.endpoint_url, named.bucket, named.prefix])))

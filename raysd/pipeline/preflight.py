@@ -203,7 +203,7 @@ def target_folder_on_disk(section: TargetSection) -> Path | None:
 
 
 def name_the_file(error: RaysdError, spec: Path) -> RaysdError:
-    """The same error with the experiment file in `where`, for one that names only a field of it."""
-    if isinstance(error, (ExperimentError, TargetError)) and str(spec) not in error.where:
+    """The same error with the experiment file in `where`, for one that names only a field of it and no argument."""
+    if isinstance(error, (ExperimentError, TargetError)) and str(spec) not in error.where and not error.where.startswith("--"):
         return type(error)(what=error.what, where=f"{spec}: {error.where}", fix=error.fix)
     return error
