@@ -120,8 +120,7 @@ def _run(args: argparse.Namespace) -> int:
     started = time.monotonic()
     experiment, store, planned = _planned(args)
     with _naming(args.spec):
-        if any(entry.state != "cached" for entry in planned):
-            preflight.check_same_target([entry.stage for entry in planned], store)
+        preflight.check_planned_target(planned, store)
         preflight.check_store(store, experiment, planned)
         preflight.check_prompts(experiment, planned)
         if args.address is None:
@@ -137,17 +136,16 @@ def _run(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace) -> int:
     from raysd.pipeline.plan import PLAN_HEADER, block
-    from raysd.pipeline.preflight import artifact_bytes, check_same_target
+    from raysd.pipeline.preflight import artifact_bytes, check_planned_target
     from raysd.pipeline.summary import table
 
     experiment, store, planned = _planned(args)
     refusal: ExperimentError | None = None
-    if any(entry.state != "cached" for entry in planned):
-        try:
-            with _naming(args.spec):
-                check_same_target([entry.stage for entry in planned], store)
-        except ExperimentError as err:
-            refusal, planned = err, block(planned, f"{err.what}; {err.fix}")
+    try:
+        with _naming(args.spec):
+            check_planned_target(planned, store)
+    except ExperimentError as err:
+        refusal, planned = err, block(planned, f"{err.what}; {err.fix}")
     expected = artifact_bytes([entry.stage.name for entry in planned], experiment)
     told = [(entry, experiment.hardware.of_stage(entry.stage.name), expected[entry.stage.name]) for entry in planned]
     if args.json:

@@ -20,17 +20,20 @@ def make_record(key: ArtifactKey, folder: Path, **changes: Any) -> Record:
     return Record(**{**facts, **changes})
 
 
+def write_files(folder: Path, files: Mapping[str, bytes]) -> Path:
+    """Writes files of given contents below a folder, which it returns."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
 def publish_files(store: Store, key: ArtifactKey, files: Mapping[str, bytes], **changes: Any) -> Record:
     """Publishes an artifact of given files, as a job does; returns its record."""
     with store.work_on(key, {}) as work:
-        work.clear()
-        out = work.scratch / "out"
-        out.mkdir()
-        for name, content in files.items():
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            (out / name).write_bytes(content)
+        out = write_files(work.clear(), files)
         record = make_record(key, out, **changes)
-        work.publish(out, record)
+        assert work.publish(out, record) == store.folder(key)
     return record
 
 

@@ -73,7 +73,7 @@ def s3_place(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Pl
             monkeypatch.delenv(name)
         for name, value in MOTO_ENVIRONMENT.items():
             monkeypatch.setenv(name, value)
-    client = _client(s3_endpoint)
+    client = client_of(s3_endpoint)
     bucket = os.environ["RAYSD_TEST_S3_BUCKET"] if ENDPOINT else f"raysd-{uuid.uuid4().hex}"
     prefix = f"test-{uuid.uuid4().hex}"
     if not ENDPOINT:
@@ -89,7 +89,7 @@ def s3_place(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Pl
 
 
 @functools.cache
-def _client(endpoint: str) -> Any:
+def client_of(endpoint: str) -> Any:
     import boto3
 
     return boto3.session.Session().client("s3", endpoint_url=endpoint)

@@ -18,9 +18,7 @@ def attempt(store: Path, experiment: Experiment, inputs: dict[str, Path] | None 
             whole: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext) -> Iterator[StageRun]:
     """An attempt at the one artifact of a store in a folder. Later attempts at the same store find what this one keeps, and delete its scratch and `out`."""
     with Store(FolderHome(store)).work_on(KEY, {}) as work:
-        work.clear()
-        out = work.scratch / "out"
-        out.mkdir()
+        out = work.clear()
         yield StageRun(experiment=experiment, inputs=inputs or {}, pieces=work.pieces, work=work.scratch, out=out, progress=progress, whole=whole)
 
 

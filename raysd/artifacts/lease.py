@@ -36,8 +36,7 @@ STALE_S = 30.0
 """Six beats: an owner that is merely slow keeps its lease."""
 RELEASE_PATIENCE_S = 10.0
 
-LEASE_NAME = re.compile(r"lease-(\d{5})\.json")
-STOP_NAME = re.compile(r"lease-(\d{5})\.stop")
+LEASE_NAME = re.compile(r"lease-\d{5}\.json")
 
 
 class LeaseHeldError(TryAgainError):
@@ -194,10 +193,10 @@ class HeldLease:
     def _look(self) -> None:
         """Notes a higher lease, and obeys a request to stop."""
         entries = self._home.list(f"{self._prefix}lease-")
-        for entry in lease_entries(entries):
-            if int(LEASE_NAME.fullmatch(entry.key.rpartition("/")[2])[1]) > self.lease.number:
-                self._lost = self._home.place(entry.key)
-                return
+        newest = lease_entries(entries)[-1:]
+        if newest and newest[0].key > lease_key(self._prefix, self.lease.number):  # numbers are padded: keys are in their order
+            self._lost = self._home.place(newest[0].key)
+            return
         stop = lease_key(self._prefix, self.lease.number, "stop")
         if not self._done.is_set() and any(entry.key == stop for entry in entries):
             self._home.delete([stop])

@@ -231,12 +231,14 @@ class Work:
         self.scratch = store.home.local(f"{key.prefix}work/attempt-{held.lease.number}")
         """This attempt's own folder on this machine, for what no other attempt needs."""
 
-    def clear(self) -> None:
-        """Makes the scratch folder, and removes those of attempts before."""
+    def clear(self) -> Path:
+        """Makes the scratch folder, and removes those of attempts before; returns an empty folder in it for the artifact's files."""
         for folder in self.scratch.parent.glob("attempt-*"):
             shutil.rmtree(folder, ignore_errors=True)  # its attempt may still be dying, or be another machine's
         with self._store.home.writing_locally(f"{self._key.prefix}work/"):
-            self.scratch.mkdir(parents=True)
+            out = self.scratch / "out"
+            out.mkdir(parents=True)
+        return out
 
     def publish(self, folder: Path, record: Record, progress: Progress = no_progress) -> Path:
         """Makes the files of a folder the artifact, then writes its record; returns the artifact's folder on this machine. The files are moved.

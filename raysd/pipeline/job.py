@@ -109,10 +109,8 @@ def run_stage(stage: Stage, experiment: Experiment, store: Store, function: Stag
         progress = _progress_of(work.held)
         progress("checking the inputs")
         inputs = {key.stage: store.open(key, progress) for key in stage.input_keys()}
-        work.clear()
+        out = work.clear()
         check_disk(work.scratch, need_bytes([stage.name], experiment), f"the stage {stage.name}")
-        out = work.scratch / "out"
-        out.mkdir()
         progress("starting")
         started, begun = clock(), time.monotonic()
         metrics = function(StageRun(experiment=experiment, inputs=inputs, pieces=work.pieces, work=work.scratch, out=out, progress=progress, whole=whole))

@@ -58,6 +58,12 @@ def check_experiment(experiment: Experiment) -> None:
             shape.aux_layers(experiment.draft.aux_layers)
 
 
+def check_planned_target(planned: Sequence[PlannedStage], store: Store) -> None:
+    """As `check_same_target`, of a plan: asked only if something has to run."""
+    if any(entry.state != "cached" for entry in planned):
+        check_same_target([entry.stage for entry in planned], store)
+
+
 def check_same_target(stages: Sequence[Stage], store: Store) -> None:
     """Raises ExperimentError if artifacts of another target have been made under the experiment's name: two models must not share one name.
 

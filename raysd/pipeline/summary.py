@@ -17,9 +17,10 @@ def summarize(experiment: str, outcome: RunOutcome, store: Store, elapsed_s: flo
     acceptance_length: arm to tokens per verify step over the report split; speedup, speedup_ci: arm to concurrency to ratio and
     [low, high]; all for the first workload and the first k.
     """
-    records = {result.stage.name: store.record(result.stage.key) for result in outcome.stages if result.artifact is not None}
+    made = {result.stage.name: result for result in outcome.stages if result.artifact is not None}
+    records = {name: store.record(made[name].stage.key) for name in ("sweep", "report") if name in made}
     sweep, report = _metrics(records.get("sweep")), _metrics(records.get("report"))
-    report_place = next((result.artifact for result in outcome.stages if result.stage.name == "report"), None)
+    report_place = made["report"].artifact if "report" in made else None
     return {
         "experiment": experiment,
         "elapsed_s": round(elapsed_s, 1),

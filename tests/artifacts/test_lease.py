@@ -29,7 +29,8 @@ from raysd.artifacts.lease import (
 )
 from raysd.artifacts.store import Work
 from raysd.errors import ArtifactError, StageError, TryAgainError
-from tests.artifacts.test_store import FILES, KEY, publish, record_of, results, write_files
+from tests.artifacts.test_store import FILES, KEY, publish, record_of, results
+from tests.records import write_files
 
 PREFIX = KEY.prefix
 
@@ -191,8 +192,7 @@ def test_a_zombie_neither_beats_nor_publishes(store: Store, new_home: Callable[[
             assert isinstance(caught.value, TryAgainError)
         zombie.let_go(None)
         assert newest_lease(store.home, PREFIX).lease == work.held.lease
-        work.clear()
-        mine = write_files(work.scratch / "out", FILES)
+        mine = write_files(work.clear(), FILES)
         work.publish(mine, record_of(mine))
     sleeper = HeldLease(store.home, PREFIX, lease)  # it has seen nothing yet
     with pytest.raises(LeaseLostError):

@@ -10,7 +10,8 @@ import pytest
 from raysd.artifacts import Store
 from raysd.artifacts.home import Home
 from raysd.artifacts.lease import LeaseLostError, lease_key
-from tests.artifacts.test_store import FILES, KEY, record_of, write_files
+from tests.artifacts.test_store import FILES, KEY, record_of
+from tests.records import write_files
 
 
 def piece(tmp_path: Path, content: bytes) -> Path:
@@ -73,9 +74,8 @@ def test_a_piece_is_replaced(store: Store, new_home: Callable[[], Home], tmp_pat
 
 def test_pieces_go_when_the_artifact_is_there(store: Store, tmp_path: Path):
     with store.work_on(KEY, {}) as work:
-        work.clear()
+        out = write_files(work.clear(), FILES)
         work.pieces.keep("shard-1", piece(tmp_path, b"one"))
-        out = write_files(work.scratch / "out", FILES)
         work.publish(out, record_of(out))
     assert store.home.list(f"{KEY.prefix}work/") == [] and not store.home.local(f"{KEY.prefix}work").exists()
 

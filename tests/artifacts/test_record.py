@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from raysd.artifacts import ArtifactKey
 from raysd.artifacts.record import (
     SCHEMA,
     Record,
     decode_record,
-    describe_files,
     encode_record,
     is_whole,
     read_record,
@@ -19,26 +19,13 @@ from raysd.artifacts.record import (
     verify_files,
 )
 from raysd.errors import ArtifactError
+from tests.records import make_record
+
+METRICS = {"steps": 3, "loss": 1.25, "by_position": {"2": 7, "10": 8}, "name": "caf\u00e9"}
 
 
-def make_record(folder: Path, **changes: Any) -> Record:
-    facts = {
-        "experiment": "tiny",
-        "stage": "train",
-        "fingerprint": "f" * 32,
-        "identity": {"stage": "train", "inputs": {}},
-        "section": {},
-        "code_version": "0",
-        "packages": {},
-        "host": {},
-        "metrics": {"steps": 3, "loss": 1.25, "by_position": {"2": 7, "10": 8}, "name": "caf\u00e9"},
-        "started": "2026-01-01T00:00:00+00:00",
-        "ended": "2026-01-01T00:01:00+00:00",
-        "elapsed_s": 60.0,
-        "attempt": 1,
-        "files": describe_files(folder),
-    }
-    return Record(**{**facts, **changes})
+def record_of(folder: Path, **changes: Any) -> Record:
+    return make_record(ArtifactKey("tiny", "train", "f" * 32), folder, metrics=METRICS, **changes)
 
 
 @pytest.fixture
@@ -51,7 +38,7 @@ def artifact(tmp_path: Path) -> Path:
 
 
 def test_a_record_reads_back_equal(artifact: Path, tmp_path: Path):
-    record = make_record(artifact)
+    record = record_of(artifact)
     path = tmp_path / "record.json"
     path.write_bytes(encode_record(record))
     assert read_record(path) == record == decode_record(path.read_bytes(), path)
@@ -73,7 +60,7 @@ def test_a_broken_record_raises_and_is_named(content: bytes):
 
 
 def test_any_digit_or_letter_that_changes_is_seen(artifact: Path):
-    content = encode_record(make_record(artifact))
+    content = encode_record(record_of(artifact))
     for at, byte in enumerate(content):
         if chr(byte).isalnum():
             with pytest.raises(ArtifactError):
@@ -85,25 +72,25 @@ def test_an_unknown_field_is_not_read_as_if_it_were_known(artifact: Path):
         extra: int = 1
 
     with pytest.raises(ArtifactError, match="does not parse"):
-        decode_record(encode_record(Wider(**make_record(artifact).model_dump())), "here")
+        decode_record(encode_record(Wider(**record_of(artifact).model_dump())), "here")
 
 
 def test_a_newer_schema_asks_for_a_newer_raysd(artifact: Path):
     with pytest.raises(ArtifactError, match=f"schema {SCHEMA + 1}") as caught:
-        decode_record(encode_record(make_record(artifact, record_schema=SCHEMA + 1)), "here")
+        decode_record(encode_record(record_of(artifact, record_schema=SCHEMA + 1)), "here")
     assert caught.value.fix == "upgrade raysd"
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "", ".", "a\\b", "a\0b"])
 def test_a_file_outside_of_the_artifact_is_refused(artifact: Path, name: str):
-    record = make_record(artifact)
+    record = record_of(artifact)
     evil = record.model_copy(update={"files": {name: record.files["a.bin"]}})
     with pytest.raises(ArtifactError, match="does not parse"):
         decode_record(encode_record(evil), "here")
 
 
 def test_an_intact_artifact_passes(artifact: Path):
-    record = make_record(artifact)
+    record = record_of(artifact)
     verify_files(artifact, record, "here")
     assert all(is_whole(artifact / name, entry) for name, entry in record.files.items())
 
@@ -118,7 +105,7 @@ def test_an_intact_artifact_passes(artifact: Path):
     ids=["deleted", "cut short", "one byte changed"],
 )
 def test_a_damaged_file_is_named(artifact: Path, damage, words: str):
-    record = make_record(artifact)
+    record = record_of(artifact)
     damage(artifact / "a.bin")
     with pytest.raises(ArtifactError, match=words) as caught:
         verify_files(artifact, record, "here")

@@ -9,49 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from raysd.artifacts import ArtifactKey, Record, Store, describe_files
+from raysd.artifacts import ArtifactKey, Record, Store
 from raysd.artifacts.home import Home
 from raysd.artifacts.lease import LeaseHeldError
 from raysd.artifacts.record import SCHEMA, encode_record
 from raysd.errors import ArtifactError
+from tests.records import make_record, publish_files, write_files
 
 KEY = ArtifactKey("tiny", "train", "a" * 32)
 FILES = {"draft.bin": b"weights", "sub/log.txt": b"fine"}
 
 
 def record_of(folder: Path, key: ArtifactKey = KEY) -> Record:
-    return Record(
-        experiment=key.experiment,
-        stage=key.stage,
-        fingerprint=key.fingerprint,
-        identity={"stage": key.stage, "inputs": {}},
-        section={},
-        code_version="0",
-        packages={},
-        host={},
-        metrics={"accepted": 1234},
-        started="2026-01-01T00:00:00+00:00",
-        ended="2026-01-01T00:01:00+00:00",
-        elapsed_s=1.0,
-        attempt=1,
-        files=describe_files(folder),
-    )
-
-
-def write_files(folder: Path, files: dict[str, bytes]) -> Path:
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
-    return folder
+    return make_record(key, folder, metrics={"accepted": 1234})
 
 
 def publish(store: Store, key: ArtifactKey = KEY, files: dict[str, bytes] = FILES) -> Record:
-    with store.work_on(key, {}) as work:
-        work.clear()
-        out = write_files(work.scratch / "out", files)
-        record = record_of(out, key)
-        assert work.publish(out, record) == store.folder(key)
-    return record
+    return publish_files(store, key, files, metrics={"accepted": 1234})
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -94,8 +68,7 @@ def test_files_without_a_record_are_no_artifact(store: Store):
 
 def test_a_publish_that_was_cut_short_is_done_again_without_its_leftovers(store: Store, new_home: Callable[[], Home]):
     with pytest.raises(ArtifactError), store.work_on(KEY, {}) as work:
-        work.clear()
-        out = write_files(work.scratch / "out", {"a-leftover.bin": b"of the first attempt", **FILES})
+        out = write_files(work.clear(), {"a-leftover.bin": b"of the first attempt", **FILES})
         record = record_of(out)
         (out / "sub" / "log.txt").unlink()
         work.publish(out, record)

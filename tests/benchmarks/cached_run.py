@@ -27,7 +27,7 @@ from raysd.backends.stores import open_store
 from raysd.experiment import load_experiment
 from raysd.pipeline.preflight import stages_of
 from tests import s3_server
-from tests.records import make_record, publish_files
+from tests.records import make_record, publish_files, write_files
 
 EXPERIMENT = Path(__file__).resolve().parents[2] / "jobs" / "smollm2-cpu.yaml"
 ARTIFACTS = 1000
@@ -57,7 +57,7 @@ def main() -> None:
 
 def measure_s3(endpoint: str, folder: str) -> float:
     """Seconds of a run on a store of that server, with other artifacts around."""
-    client = s3_server._client(endpoint)
+    client = s3_server.client_of(endpoint)
     bucket = os.environ["RAYSD_TEST_S3_BUCKET"] if s3_server.ENDPOINT else f"raysd-{uuid.uuid4().hex}"
     if not s3_server.ENDPOINT:
         client.create_bucket(Bucket=bucket)
@@ -78,9 +78,7 @@ def publish_chain(store: Store) -> None:
 
 def publish_others(store: Store, folder: Path) -> None:
     """Artifacts of other fingerprints, spread over the same stages; file by file, since a thousand leases would only cost time."""
-    for name, content in FILES.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
+    write_files(folder, FILES)
     stages = stages_of(load_experiment(EXPERIMENT))
     record = make_record(stages[0].key, folder)
 

@@ -27,7 +27,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from raysd.artifacts import ArtifactKey, FolderHome, Record, Store, describe_files
+from raysd.artifacts import ArtifactKey, FolderHome, Store
+from tests.records import make_record
 
 CHUNK_BYTES = 1 << 24
 
@@ -72,26 +73,9 @@ def publish_and_open(source: Path, folder: Path) -> tuple[float, float]:
     store, key = Store(FolderHome(folder / "store")), ArtifactKey("bench", "train", "a" * 32)
     started_s = time.perf_counter()
     with store.work_on(key, {}) as work:
-        work.clear()
-        out = work.scratch / "out"
-        out.mkdir()
+        out = work.clear()
         subprocess.run(["cp", source, out / "draft.bin"], check=True)
-        record = Record(
-            experiment=key.experiment,
-            stage=key.stage,
-            fingerprint=key.fingerprint,
-            identity={},
-            section={},
-            code_version="0",
-            packages={},
-            host={},
-            metrics={},
-            started="",
-            ended="",
-            elapsed_s=0.0,
-            attempt=1,
-            files=describe_files(out),
-        )
+        record = make_record(key, out)
         work.publish(out, record)
     published_s = time.perf_counter()
     store.open(key)

@@ -226,10 +226,7 @@ def test_what_somebody_else_works_on_is_followed_and_not_submitted(bench: Bench)
 
 
 def publish_by(work: Any, bench: Bench) -> None:
-    work.clear()
-    stage = bench.stages[0]
-    out = work.scratch / "out"
-    out.mkdir()
+    stage, out = bench.stages[0], work.clear()
     work.publish(out, make_record(stage.key, out, identity=stage.identity))
 
 
