@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from typing import NoReturn
 
 USAGE_EXIT = 64
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, as argparse's `type`."""
+    if not re.fullmatch("0*[1-9][0-9]{0,8}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1 and at most nine digits")
+    return int(text)
 
 
 class Parser(argparse.ArgumentParser):

@@ -19,6 +19,13 @@ class Progress(Protocol):
         units in their names."""
 
 
+class Prompts(Protocol):
+    """The prompts of an experiment (prompts/prompt_set.py)."""
+
+    def split(self, name: Any, limit: int | None = None) -> list[Any]:
+        """The prompts of one split, or its first `limit`. Raises ExperimentError if it holds fewer, or none."""
+
+
 class Kept(Protocol):
     """Finished pieces of the unfinished artifact (artifacts/pieces.py): they survive the attempt, and are whole or not there."""
 
@@ -34,6 +41,9 @@ class StageRun:
     """One run of a stage. The function writes files into `out` and returns metrics; it never touches the store itself."""
 
     experiment: Experiment
+    """A target of the Hugging Face hub is pinned in it: `target.revision` is the commit that the fingerprint is of."""
+    prompts: Prompts
+    """Those that the fingerprint is of, whatever their files hold by now."""
     inputs: dict[str, Path]
     """Stage name to the folder of its verified artifact, on this machine."""
     pieces: Kept

@@ -27,7 +27,6 @@ from raysd.errors import StageError
 from raysd.experiment import Experiment
 from raysd.experiment.train import TrainSection
 from raysd.hidden_states.shards import Captured, Conversation
-from raysd.prompts.prompt_set import load_prompts
 from raysd.target import eos_token_ids, load_tokenizer, read_shape, resolve_target
 from raysd.target.weights import read_embedding_and_head
 
@@ -70,7 +69,7 @@ def train(run: StageRun, served_acceptance: ServedAcceptance, clock: Callable[[]
                "vocab_size": draft.shape.vocab_size, "vocab_coverage_frac": coverage(answers, draft.draft_to_target.cpu()),
                "served_k": section.served_k, "served_tokens": section.served_tokens, "replay": training.best_replay}
     run.progress("measuring the acceptance in vLLM")
-    prompts = load_prompts(run.experiment.prompts).split("choose", run.experiment.capture.choose_prompts)
+    prompts = run.prompts.split("choose", run.experiment.capture.choose_prompts)
     return metrics | {"served": served_acceptance(folder, prompts, section.served_k).as_metrics()}
 
 

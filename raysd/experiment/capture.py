@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from raysd.experiment.section import Placement, Section
+from raysd.experiment.section import Section
 
 
 class CaptureSection(Section):
+    """All of it changes the result: how answers are batched decides the last bits of their states, and with them a choice between two near tokens."""
+
     max_tokens: int = Field(256, ge=4)
     """Longest answer, in tokens."""
     temperature: float = Field(0.0, ge=0)
@@ -18,14 +20,14 @@ class CaptureSection(Section):
     """How many prompts of the train split to answer; null: all."""
     choose_prompts: int | None = Field(None, ge=1)
     """How many prompts of the choose split to answer; null: all."""
-    engines: Placement[int] = Field(1, ge=1)
+    engines: int = Field(1, ge=1)
     """vLLM engines that answer side by side, on CPU: they share the prompts, the cores, `concurrency` and `kv_cache_bytes`."""
-    concurrency: Placement[int] = Field(256, ge=1)
+    concurrency: int = Field(256, ge=1)
     """Conversations that the engines hold at once, all together."""
-    shard_conversations: Placement[int] = Field(256, ge=1)
-    """Conversations in one shard file."""
-    kv_cache_bytes: Placement[int] = Field(4 * 2**30, ge=2**26)
-    """Memory of the KV caches on CPU, hidden states included."""
+    shard_conversations: int = Field(256, ge=1)
+    """Conversations in one shard file; no batch holds conversations of two."""
+    kv_cache_bytes: int = Field(4 * 2**30, ge=2**26)
+    """Memory of the KV caches on CPU, hidden states included; what does not fit at once waits."""
 
     @model_validator(mode="after")
     def _fields_with_an_effect(self) -> CaptureSection:

@@ -39,7 +39,8 @@ class HardwareSection(Section):
     resources: Placement[dict[StageName, StageResources]] = {}
     """Stage name to resources; a stage that is not named asks for nothing and runs on the head node."""
     env: Placement[dict[Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")], str]] = {}
-    """Environment variables of every stage's job, on top of the node's own."""
+    """Environment variables of every stage's job, on top of the node's own: what the machines need, such as HF_HOME. What changes the answers of
+    engines belongs into sweep.engine.env."""
 
     def of_stage(self, stage: str) -> StageResources:
         """What a stage's job asks for."""

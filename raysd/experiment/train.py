@@ -42,7 +42,7 @@ class TrainSection(Section):
     """Tokens drafted per verify step when the acceptance is measured in vLLM at the end."""
     served_tokens: int = Field(160, ge=2)
     """Longest answer, in tokens, while it is measured."""
-    threads: Placement[int | None] = Field(None, ge=1)
-    """CPU threads; null: all that this process may use. Another number rounds sums differently: the weights then differ in their last digits."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads; null: all that the process may use. Another number rounds sums differently, and the weights then differ in their last digits."""
     checkpoint_every_s: Placement[float] = Field(60.0, gt=0)
     """Time between two checkpoints, in seconds: about the most that a killed training repeats."""

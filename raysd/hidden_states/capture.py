@@ -19,7 +19,7 @@ from raysd.errors import StageError
 from raysd.experiment import Experiment
 from raysd.hidden_states.shards import Conversation, read_rows, write_index, write_shard
 from raysd.hidden_states.verify import check_conversation, compare_with_reference
-from raysd.prompts.prompt_set import Prompt, load_prompts
+from raysd.prompts.prompt_set import Prompt
 from raysd.prompts.template import render
 from raysd.target import load_tokenizer, read_shape, resolve_target
 
@@ -62,14 +62,13 @@ def capture(run: StageRun, engine_factory: EngineFactory) -> dict[str, Any]:
     target = resolve_target(run.experiment.target, run.progress)
     shape = read_shape(target)
     layer_ids = shape.aux_layers(run.experiment.draft.aux_layers) + [shape.layers]
-    prompt_set = load_prompts(run.experiment.prompts)
-    prompts = prompt_set.split("train", section.train_prompts) + prompt_set.split("choose", section.choose_prompts)
+    prompts = run.prompts.split("train", section.train_prompts) + run.prompts.split("choose", section.choose_prompts)
     tokenizer = load_tokenizer(target, run.experiment.target)
     rendered = render(prompts, tokenizer, run.experiment.target.max_model_len - section.max_tokens, f"{run.experiment.prompts.path} (prompts.path)")
 
     shards = [range(start, min(start + section.shard_conversations, len(prompts))) for start in range(0, len(prompts), section.shard_conversations)]
     names = [f"shard-{number:05d}.safetensors" for number in range(len(shards))]
-    paths = {number: path for number, name in enumerate(names) if (path := _finished(run, name, [prompts[i] for i in shards[number]])) is not None}
+    paths = {number: path for number, name in enumerate(names) if (path := run.pieces.find(name)) is not None}
     todo = [number for number in range(len(shards)) if number not in paths]
     counts = {"conversations": 0, "output_tokens": 0}
     comparison = run.pieces.find(COMPARISON)
@@ -111,12 +110,6 @@ def capture(run: StageRun, engine_factory: EngineFactory) -> dict[str, Any]:
             "truncated": sum(row["finish_reason"] == "length" for row in rows), "elapsed_s": answering_s,
             "output_tok_s": counts["output_tokens"] / answering_s if answering_s else None,
             "bytes": sum((run.out / name).stat().st_size for name in names), "layer_ids": layer_ids, "hf_relative_error": hf_relative_error}
-
-
-def _finished(run: StageRun, name: str, prompts: list[Prompt]) -> Path | None:
-    """The shard that an attempt before left, if it is whole and holds just these prompts; one that was cut otherwise is captured again."""
-    path = run.pieces.find(name)
-    return path if path is not None and [row["prompt_id"] for row in read_rows(path)] == [prompt.id for prompt in prompts] else None
 
 
 def _link(kept: Path, path: Path) -> None:

@@ -55,6 +55,8 @@ def build_stages(
         identity = {"stage": name, "version": VERSIONS[name], **values, "inputs": made}
         stages[name] = Stage(experiment.name, name, identity, inputs)
 
+    engine = experiment.sweep.engine
+    devices = {"hardware": experiment.hardware.name, "tensor_parallel": experiment.target.tensor_parallel}  # others round sums differently
     draft: tuple[str, ...] = ("train",) if checkpoint is None else ()
     finished = {} if checkpoint is None else {"checkpoint": checkpoint}
     if experiment.capture is not None:
@@ -62,6 +64,8 @@ def build_stages(
             "capture",
             {
                 "target": target,
+                **devices,
+                "engine": {"env": engine.env} | ({} if experiment.hardware.name == "cpu" else {"gpu_memory_frac": engine.gpu_memory_frac}),
                 "draft": {"aux_layers": experiment.draft.aux_layers},
                 "capture": experiment.capture.result_values(),
                 "prompts": prompts.fingerprint("train", "choose"),
@@ -73,7 +77,14 @@ def build_stages(
     if experiment.quantize is not None:
         add(
             "quantize",
-            {"target": target, **finished, "quantize": experiment.quantize.result_values(), "prompts": prompts.fingerprint("choose")},
+            {
+                "target": target,
+                **finished,
+                **devices,
+                "engine": engine.for_acceptance().result_values(),
+                "quantize": experiment.quantize.result_values(),
+                "prompts": prompts.fingerprint("choose"),
+            },
             draft,
         )
     arms = experiment.sweep.arms
@@ -82,8 +93,7 @@ def build_stages(
         {
             "target": target,
             **(finished if "bf16" in arms else {}),
-            "hardware": experiment.hardware.name,
-            "tensor_parallel": experiment.target.tensor_parallel,
+            **devices,
             "sweep": experiment.sweep.result_values(),
             "prompts": prompts.fingerprint("report"),
         },

@@ -11,8 +11,6 @@ from raysd.artifacts.stage import StageRun
 from raysd.draft.acceptance import AcceptanceCounts, ServedAcceptance
 from raysd.errors import StageError
 from raysd.experiment import Experiment
-from raysd.experiment.quantize import QuantizeSection
-from raysd.prompts.prompt_set import load_prompts
 from raysd.quantization.audit import audit_draft
 from raysd.quantization.exclusions import vllm_patterns
 
@@ -34,10 +32,10 @@ def quantize(run: StageRun, quantizer: Quantizer, served_acceptance: ServedAccep
     rewrite_exclusions(folder)
     run.progress("auditing the quantized draft")
     audit = audit_draft(folder)
-    prompts = load_prompts(run.experiment.prompts).split("choose", run.experiment.capture.choose_prompts if run.experiment.capture else None)
+    prompts = run.prompts.split("choose", run.experiment.capture.choose_prompts if run.experiment.capture else None)
     run.progress("measuring the FP8 draft's acceptance in vLLM")
     served = served_acceptance(folder, prompts, section.served_k)
-    bf16_served = _served_in_training(run.inputs, section)
+    bf16_served = _served_in_training(run)
     if bf16_served is None:
         run.progress("measuring the BF16 draft's acceptance in vLLM")
         bf16_served = served_acceptance(source, prompts, section.served_k).as_metrics()
@@ -62,12 +60,16 @@ def rewrite_exclusions(folder: Path) -> None:
     path.write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 
-def _served_in_training(inputs: dict[str, Path], section: QuantizeSection) -> dict[str, Any] | None:
-    """What training measured for the BF16 draft under the same conditions, so that it is not measured twice."""
+def _served_in_training(run: StageRun) -> dict[str, Any] | None:
+    """What training measured for the BF16 draft under the same conditions, so that it is not measured twice; None if it measured under others."""
     from raysd.artifacts.record import read_record
 
-    record = read_record(inputs["train"] / "record.json") if "train" in inputs else None
-    if record is None or (record.metrics["served_k"], record.metrics["served_tokens"]) != (section.served_k, section.served_tokens):
+    record = read_record(run.inputs["train"]) if "train" in run.inputs else None
+    if record is None:
+        return None
+    section, engine = run.experiment.quantize, run.experiment.sweep.engine.for_acceptance().result_values()
+    same_answers = (record.metrics["served_k"], record.metrics["served_tokens"]) == (section.served_k, section.served_tokens)
+    if not same_answers or not engine.items() <= {**record.section["sweep"]["engine"], "enforce_eager": True}.items():
         return None
     counts = record.metrics["served"]
     return AcceptanceCounts(counts["drafts"], counts["draft_tokens"], counts["accepted"], tuple(counts["per_position"])).as_metrics()

@@ -22,10 +22,9 @@ def make_served_acceptance(experiment: Experiment, target_folder: Path, tokenize
                            progress: Progress, max_tokens: int) -> ServedAcceptance:
     """The callable that stages get. Answers are greedy and at most max_tokens long.
 
-    The engine is the sweep's, but eager: acceptance is counted, not speed, and a compiled one takes a minute more to start. Each call starts
-    one and stops it, and leaves its log in log_folder. The callable raises EngineError if the engine does not start or fails on a prompt.
+    The engine is the sweep's, but eager. Each call starts one and stops it, and leaves its log in log_folder. The callable raises EngineError if the engine does not start or fails on a prompt.
     """
-    settings = experiment.sweep.engine.model_copy(update={"enforce_eager": True})
+    settings = experiment.sweep.engine.for_acceptance()
     calls = itertools.count(1)
 
     def served_acceptance(draft: Path, prompts: Sequence[Prompt], k: int) -> AcceptanceCounts:

@@ -15,7 +15,7 @@ from raysd.draft.acceptance import AcceptanceCounts
 from raysd.errors import EngineError, StageError
 from raysd.experiment.sweep import Workload
 from raysd.load.client import CompletionRequest, run_closed_loop
-from raysd.prompts.prompt_set import Prompt, load_prompts
+from raysd.prompts.prompt_set import Prompt
 from raysd.prompts.template import render
 from raysd.sweep import tables
 from raysd.sweep.cells import cell_prompts, plan_cells, plan_engines
@@ -52,7 +52,7 @@ def sweep(run: StageRun, start_servers: StartServers) -> dict[str, Any]:
     section = run.experiment.sweep
     target = resolve_target(run.experiment.target, run.progress)
     tokenizer = load_tokenizer(target, run.experiment.target)
-    prompts = load_prompts(run.experiment.prompts).split("report", section.report_prompts)
+    prompts = run.prompts.split("report", section.report_prompts)
     specs = {engine: engine_spec(run.experiment, target, draft_folder(run, engine[0]), engine[1]) for engine in plan_engines(section)}
     workloads = {workload.name: _requests(run, prompts, tokenizer, workload) for workload in section.workloads}
     questions = greedy_requests(prompts, tokenizer, section.workloads[0].osl, run.experiment.target.max_model_len, run.experiment.prompts.path)

@@ -71,11 +71,6 @@ class Stage:
         """What the last attempt made: all shards and the index."""
         return {path.name: path.read_bytes() for path in self.out.iterdir()}
 
-    def cut(self, conversations):
-        """Shards of another size from now on."""
-        section = self.experiment.capture.model_copy(update={"shard_conversations": conversations})
-        self.experiment = self.experiment.model_copy(update={"capture": section})
-
 
 @pytest.fixture
 def stage(target, tmp_path):
@@ -131,11 +126,3 @@ def test_a_truncated_shard_alone_is_captured_again(stage):
     stage()
     assert [engine.asked for engine in stage.engines] == [5, 2] and stage.files() == files
 
-
-def test_shards_that_were_cut_otherwise_are_captured_again(stage):
-    with pytest.raises(RuntimeError, match="died"):
-        stage(fail_after=3)  # p4 is the last shard by itself, p2 and p3 the one before
-    stage.cut(3)
-    stage()
-    assert stage.engines[1].asked == 5 and {*stage.files()} == {"shard-00000.safetensors", "shard-00001.safetensors", "index.parquet"}
-    assert [row["prompt_id"] for row in Captured(stage.out, "train").rows] == ["p0", "p1", "p2", "p3"]

@@ -37,6 +37,12 @@ def test_wrong_usage_of_a_script_exits_64():
     assert done.returncode == 64 and "--experiment" in done.stderr
 
 
+@pytest.mark.parametrize("attempt", ["0", "-1", "x", "1.0", "1_0", "\u0662"])
+def test_an_attempt_that_is_no_number_of_at_least_one_is_refused(attempt: str, write_experiment: Callable[..., Path], tmp_path: Path):
+    done = call("train", "--experiment", write_experiment(), "--store", tmp_path / "store", f"--attempt={attempt}")
+    assert done.returncode == 64 and "--attempt" in done.stderr and "at least 1" in done.stderr and not (tmp_path / "store").exists()
+
+
 def test_a_stage_without_its_inputs_says_which_one_to_run(write_experiment: Callable[..., Path], tmp_path: Path):
     done = call("report", "--experiment", write_experiment(), "--store", tmp_path / "store")
     assert done.returncode == 1 and "run the stage capture first" in done.stderr

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import raysd
 from raysd.experiment import load_experiment
 from raysd.experiment.section import PlacementMark, Section
 from raysd.pipeline.preflight import stages_of
@@ -20,6 +21,7 @@ from raysd.target.locate import identify_target
 
 DEMO = Path(__file__).parents[2] / "jobs" / "smollm2-cpu.yaml"
 
+ALL = {"capture", "train", "quantize", "sweep", "report"}
 DRAFT = {"capture": None, "train": None, "draft": {"checkpoint": "./draft"}}
 
 
@@ -72,22 +74,39 @@ def test_only_the_stages_that_are_needed_are_there(stages, changes: dict[str, An
 @pytest.mark.parametrize(
     ("changes", "anew"),
     [
-        ({"capture": {"max_tokens": 99}}, {"capture", "train", "quantize", "sweep", "report"}),
-        ({"draft": {"aux_layers": [1, 2]}}, {"capture", "train", "quantize", "sweep", "report"}),
-        ({"target": {"model": "./target", "max_model_len": 512, "dtype": "float32"}}, {"capture", "train", "quantize", "sweep", "report"}),
+        ({"capture": {"max_tokens": 99}}, ALL),
+        ({"draft": {"aux_layers": [1, 2]}}, ALL),
+        ({"target": {"model": "./target", "max_model_len": 512, "dtype": "float32"}}, ALL),
         ({"train": {"lr": 0.0005}}, {"train", "quantize", "sweep", "report"}),
         ({"draft": {"vocab_size": 64}}, {"train", "quantize", "sweep", "report"}),
         ({"quantize": {"exclude": ["lm_head"]}}, {"quantize", "sweep", "report"}),
         ({"sweep": {"k": [2]}}, {"sweep", "report"}),
-        ({"hardware": {"name": "mi355x"}}, {"sweep", "report"}),
+        ({"hardware": {"name": "mi355x"}}, ALL),
+        ({"target": {"model": "./target", "max_model_len": 512, "tensor_parallel": 2}}, ALL),
+        *(({"capture": {field: value}}, ALL) for field, value in (("engines", 2), ("concurrency", 3), ("shard_conversations", 3), ("kv_cache_bytes", 2**28))),
+        ({"train": {"threads": 1}}, {"train", "quantize", "sweep", "report"}),
         ({"store": "elsewhere"}, set()),
-        ({"capture": {"concurrency": 3}, "train": {"threads": 1}, "hardware": {"resources": {"train": {"cpus": 1}}}}, set()),
-        ({"sweep": {"engine": {"kv_cache_bytes": 2**28}}}, {"sweep", "report"}),
+        ({"train": {"checkpoint_every_s": 1.0}, "hardware": {"resources": {"train": {"cpus": 1}}, "env": {"HF_HOME": "/models"}}}, set()),
+        ({"sweep": {"engine": {"start_timeout_s": 60.0}}}, set()),
+        ({"sweep": {"engine": {"enforce_eager": True}}}, {"sweep", "report"}),
+        ({"sweep": {"engine": {"kv_cache_bytes": 2**28, "gpu_memory_frac": 0.5}}}, {"quantize", "sweep", "report"}),
+        ({"sweep": {"engine": {"env": {"VLLM_ATTENTION_BACKEND": "TRITON_ATTN"}}}}, ALL),
     ],
 )
 def test_a_change_makes_anew_what_it_changes_and_no_more(stages, changes: dict[str, Any], anew: set[str]):
     before, after = stages(), stages(**changes)
     assert {name for name in before if before[name].fingerprint != after[name].fingerprint} == anew
+
+
+def test_the_engines_of_a_capture_on_gpus_take_the_memory_that_is_in_its_fingerprint(stages):
+    gpus = {"hardware": {"name": "mi355x"}}
+    assert stages(**gpus)["capture"].fingerprint != stages(**gpus, sweep={"engine": {"gpu_memory_frac": 0.5}})["capture"].fingerprint
+
+
+@pytest.mark.parametrize("changes", [{"hardware": {"name": "mi355x"}}, {"target": {"model": "./target", "max_model_len": 512, "tensor_parallel": 2}}])
+def test_the_devices_count_in_every_stage_that_runs_an_engine_for_a_finished_draft(stages, changes: dict[str, Any]):
+    before, after = stages(**DRAFT), stages(**DRAFT, **changes)
+    assert all(before[name].fingerprint != after[name].fingerprint for name in ("quantize", "sweep", "report"))
 
 
 def test_a_prompt_changes_the_stages_that_use_its_split(stages, tmp_path: Path):
@@ -119,11 +138,11 @@ def test_the_content_of_a_finished_draft_counts(stages, tmp_path: Path):
 
 
 GOLDEN = {
-    "capture": "3336305865a2cea59ee31848859d7930",
-    "train": "14ca01b18c153c5012d6821b644763f3",
-    "quantize": "12417cfe966556e0a1dfae664fdf990d",
-    "sweep": "105ac303554b53133c2d59bc9123a818",
-    "report": "c774b9f20381264ff42f640a3e228ede",
+    "capture": "c4d4aa99e0a14baf67660b66918ec7f2",
+    "train": "d50d4b06b64367859bdd5a0c7ca53a7a",
+    "quantize": "4f16950e419a81d6ab92551c3710965a",
+    "sweep": "4a4044c5cd7748c99b74797aa551addf",
+    "report": "adee583e6e0fc5cfc71021252b08c361",
 }
 """Of the demo. A value that changes here makes everybody's artifacts anew: that must be meant (VERSIONS, or a default that changes the result)."""
 
@@ -162,7 +181,8 @@ ELSEWHERE = {
     "prompts.seed": "decides only the splits of rows that name none",
     "prompts.choose_frac": "decides only the splits of rows that name none",
     "prompts.report_frac": "decides only the splits of rows that name none",
-    "target.tensor_parallel": "decides how fast: part of the sweep's identity alone",
+    "target.revision": "the commit that it names counts",
+    "target.tensor_parallel": "part of the identity of the stages that run engines, and no value of the target's",
 }
 """Fields that count in another way than by their value, each tested by itself in this folder or in tests/target."""
 
@@ -199,3 +219,10 @@ def test_a_field_is_in_the_fingerprint_exactly_if_it_changes_the_result(path: st
     anew = [old.fingerprint != new.fingerprint for old, new in zip(build_stages(before, identify_target(before.target), prompts),
                                                                    build_stages(after, identify_target(after.target), prompts), strict=True)]
     assert any(anew) != placement
+
+
+def test_the_work_of_a_stage_is_not_done_with_prompts_that_it_reads_itself():
+    """They may have changed since its fingerprint was computed: it gets those that the fingerprint is of."""
+    package = Path(raysd.__file__).parent
+    readers = {path.relative_to(package).parts[0] for path in package.rglob("*.py") if "load_prompts" in path.read_text(encoding="utf-8")}
+    assert readers == {"prompts", "pipeline"}
