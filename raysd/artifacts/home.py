@@ -6,13 +6,18 @@ Keys are relative, with `/` between their parts: `tiny/train/0f3a.../record.json
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from raysd.errors import ArtifactError
+
 Moved = Callable[[int], None]
 """Called with the bytes that were moved since the last call."""
+OF_ARTIFACT = re.compile(r"[^/]+/[^/]+/[0-9a-f]{32}/.+", re.DOTALL)
+"""Keys of what belongs to an artifact, finished or not. Whatever else lies in a home is somebody else's."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,9 @@ class Home(Protocol):
     def writing_locally(self, key: str) -> contextlib.AbstractContextManager[None]:
         """Turns the operating system's refusal to write at `local(key)` into an ArtifactError that says what to do."""
 
+    def exists(self) -> bool:
+        """Whether there is anything at the place: the folder, or the bucket. A bucket that is not there raises ExperimentError."""
+
     def check_writable(self) -> None:
         """Raises if nothing can be written, or if the home cannot create a file only if it is absent. Leaves nothing behind."""
 
@@ -63,14 +71,19 @@ class Home(Protocol):
     def fetch(self, key: str, moved: Moved | None = None) -> Path:
         """The file on this machine, at `local(key)`. Raises ArtifactError if there is none."""
 
-    def list(self, prefix: str) -> list[Entry]:
-        """All files whose key starts with a prefix, that ends with `/` or within a file's name; sorted by key."""
+    def list(self, prefix: str, skipped: list[ArtifactError] | None = None) -> list[Entry]:
+        """All files whose key starts with a prefix, that ends with `/` or within a file's name; sorted by key.
+
+        skipped: takes the errors of what cannot be read below the prefix, and the rest is listed; without it, the first of them is raised. That of
+        the prefix's own folder is raised in any case.
+        """
 
     def delete(self, keys: Iterable[str]) -> None:
         """Deletes files; one that is absent already is no error."""
 
     def abandoned(self, older_than_s: float) -> list[Entry]:
-        """Uploads that were begun so long ago and never finished: they count for nothing and take space. `key` is what `forget` takes."""
+        """What raysd began to write so long ago and never finished: it counts for nothing and takes space. `key` is what `forget` takes.
+        What may not be read is left out."""
 
     def forget(self, uploads: Iterable[str]) -> None:
-        """Discards such uploads."""
+        """Discards it."""

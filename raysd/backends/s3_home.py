@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import time
 import uuid
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from raysd.artifacts.home import Entry, Moved
+from raysd.artifacts.home import OF_ARTIFACT, Entry, Moved
 from raysd.backends.s3_errors import code_and_status, explain, explained
 from raysd.errors import ArtifactError, ExperimentError
 from raysd.experiment.store import S3Section
@@ -31,6 +32,8 @@ DELETE_BATCH = 1000
 FETCHING = ".fetching"
 """Folder for copies that are not whole yet, away from those that are."""
 UPLOAD_MARK = "?uploadId="
+PROBE_NAME = re.compile(r"\.probe-[0-9a-f]{32}")
+"""Of the object by which `check_writable` tries the server."""
 
 
 class S3Home:
@@ -89,6 +92,10 @@ class S3Home:
         except OSError as err:
             raise ArtifactError(what=f"the copy on this machine cannot be written: {err.strerror}", where=err.filename or self.local(key),
                                 fix="free disk space there, or name another folder in RAYSD_CACHE") from err
+
+    def exists(self) -> bool:
+        self.now_s()  # raises if there is no such bucket; a prefix needs no making
+        return True
 
     def check_writable(self) -> None:
         probe = f".probe-{uuid.uuid4().hex}"
@@ -190,15 +197,15 @@ class S3Home:
                 raise
         return path
 
-    def list(self, prefix: str) -> list[Entry]:
+    def list(self, prefix: str, skipped: list[ArtifactError] | None = None) -> list[Entry]:  # a listing of S3 is answered whole or not at all
         with self._explained("list", prefix):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix + prefix)
             found = [
                 Entry(each["Key"].removeprefix(self._prefix), each["Size"], each["LastModified"].timestamp())
                 for page in pages
                 for each in page.get("Contents", ())
-                if not each["Key"].endswith("/")
-            ]  # a console's "folders" are no files
+                if _is_path(each["Key"].removeprefix(self._prefix))
+            ]
         return sorted(found, key=lambda entry: entry.key)
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -219,21 +226,32 @@ class S3Home:
                     self.local(key).unlink()
 
     def abandoned(self, older_than_s: float) -> list[Entry]:
-        now_s = self.now_s()
-        with self._explained("list the uploads of"):
-            pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=self._prefix)
-            uploads = [(each["Key"], each["UploadId"], each["Initiated"].timestamp()) for page in pages for each in page.get("Uploads", ())]
-            return [
-                Entry(f"{key.removeprefix(self._prefix)}{UPLOAD_MARK}{upload}", self._size_bytes(key, upload), begun_s)
-                for key, upload, begun_s in uploads
-                if now_s - begun_s >= older_than_s
-            ]
+        until_s = self.now_s() - older_than_s
+        return [entry for entry in self.list(".probe-") if PROBE_NAME.fullmatch(entry.key) and entry.modified_s <= until_s] + self._uploads(until_s)
 
     def forget(self, uploads: Iterable[str]) -> None:
         for each in uploads:
             key, _, upload = each.rpartition(UPLOAD_MARK)
+            if PROBE_NAME.fullmatch(each):
+                self.delete([each])
+                continue
             with self._explained("forget an upload of", key), contextlib.suppress(self._client.exceptions.NoSuchUpload):
                 self._client.abort_multipart_upload(Bucket=self._bucket, Key=self._prefix + key, UploadId=upload)
+
+    def _uploads(self, until_s: float) -> list[Entry]:
+        """Unfinished uploads of artifacts' files, begun until then. Others than raysd may use the bucket: their uploads are theirs."""
+        with self._explained("list the uploads of"):
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self._bucket, Prefix=self._prefix)
+            uploads = [
+                (each["Key"].removeprefix(self._prefix), each["UploadId"], each["Initiated"].timestamp())
+                for page in pages
+                for each in page.get("Uploads", ())
+            ]
+            return [
+                Entry(f"{key}{UPLOAD_MARK}{upload}", self._size_bytes(key, upload), begun_s)
+                for key, upload, begun_s in uploads
+                if OF_ARTIFACT.fullmatch(key) and begun_s <= until_s
+            ]
 
     def _upload(self, key: str, path: Path, moved: Moved | None) -> None:
         self._files.upload_file(str(path), self._bucket, self._prefix + key, Callback=moved, Config=self._transfer)
@@ -242,9 +260,14 @@ class S3Home:
         """Of the parts that an unfinished upload has brought so far."""
         size_bytes = 0
         with contextlib.suppress(self._client.exceptions.NoSuchUpload):  # finished or forgotten since it was listed
-            for page in self._client.get_paginator("list_parts").paginate(Bucket=self._bucket, Key=key, UploadId=upload):
+            for page in self._client.get_paginator("list_parts").paginate(Bucket=self._bucket, Key=self._prefix + key, UploadId=upload):
                 size_bytes += sum(part["Size"] for part in page.get("Parts", ()))
         return size_bytes
 
     def _explained(self, doing: str, key: str = "") -> contextlib.AbstractContextManager[None]:
         return explained(f"{doing} {self.place(key)}", self.place(key), self.uri)
+
+
+def _is_path(key: str) -> bool:
+    """Whether a key names a file below a folder. A console's "folders" do not, and with `..` it would lead out of the folder of copies."""
+    return "\0" not in key and not {"", ".", ".."} & set(key.split("/"))

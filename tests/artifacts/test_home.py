@@ -65,6 +65,12 @@ def test_a_listing_holds_all_below_a_prefix_in_order(home: Home):
     assert all(abs(entry.modified_s - home.now_s()) < 30 for entry in home.list(""))
 
 
+def test_of_what_can_be_read_nothing_is_skipped(home: Home):
+    home.put("a/b", b"x")
+    skipped: list[ArtifactError] = []
+    assert home.list("", skipped) == home.list("") and skipped == []
+
+
 def test_deleting_leaves_the_rest(home: Home):
     for key in ("a/b/1", "a/b/2", "a/c"):
         home.put(key, b"x")
@@ -75,4 +81,4 @@ def test_deleting_leaves_the_rest(home: Home):
 
 def test_a_writable_home_is_found_so_and_left_as_it_was(home: Home):
     home.check_writable()
-    assert home.list("") == [] and home.abandoned(0) == []
+    assert home.list("") == [] and home.abandoned(0) == [] and home.exists()

@@ -21,6 +21,7 @@ from tests.artifacts.test_store import FILES, publish, results
 from tests.s3_server import ENDPOINT, FaultyProxy, S3Place, once, seeded
 
 MIB = 1 << 20
+FILE = f"tiny/train/{'a' * 32}/model.safetensors"
 only_moto = pytest.mark.skipif(bool(ENDPOINT), reason="sets up moto's server in a way that another has no switch for")
 
 
@@ -68,42 +69,77 @@ def test_a_file_in_parts_arrives_whole_with_its_progress(small_parts, s3_place: 
     moved: list[int] = []
     home = S3Home(s3_place.section, tmp_path / "cache")
     content = small_parts(tmp_path / "file").read_bytes()
-    home.put_file("a/b", tmp_path / "file", moved.append)
+    home.put_file(FILE, tmp_path / "file", moved.append)
     assert sum(moved) == len(content) and len(moved) > 3
-    fetched = S3Home(s3_place.section, tmp_path / "other").fetch("a/b", moved.append)
+    fetched = S3Home(s3_place.section, tmp_path / "other").fetch(FILE, moved.append)
     assert fetched.read_bytes() == content and sum(moved) == 2 * len(content)
-    assert [path.name for path in fetched.parent.iterdir()] == ["b"] and home.abandoned(0) == []
+    assert [path.name for path in fetched.parent.iterdir()] == ["model.safetensors"] and home.abandoned(0) == []
 
 
 def test_an_upload_whose_last_answer_is_lost_arrives(small_parts, s3_place: S3Place, proxy: FaultyProxy, tmp_path: Path):
     home = S3Home(s3_place.at(proxy.endpoint), tmp_path / "cache")
     content = small_parts(tmp_path / "file").read_bytes()
     proxy.plan = once("lost", "POST", "uploadId=")
-    home.put_file("a/b", tmp_path / "file")
-    assert proxy.done["lost"] == 1 and home.get("a/b") == content and home.abandoned(0) == []
+    home.put_file(FILE, tmp_path / "file")
+    assert proxy.done["lost"] == 1 and home.get(FILE) == content and home.abandoned(0) == []
 
 
 def test_an_upload_that_the_server_knows_no_more_is_done_again(small_parts, s3_place: S3Place, proxy: FaultyProxy, tmp_path: Path):
     home = S3Home(s3_place.at(proxy.endpoint), tmp_path / "cache")
     content = small_parts(tmp_path / "file").read_bytes()
     proxy.plan = once("404", "POST", "uploadId=")  # as AWS answers once an upload is closed or forgotten
-    home.put_file("a/b", tmp_path / "file")
-    assert proxy.done["404"] == 1 and home.get("a/b") == content and home.abandoned(0) == []
+    home.put_file(FILE, tmp_path / "file")
+    assert proxy.done["404"] == 1 and home.get(FILE) == content and home.abandoned(0) == []
 
 
 def test_an_upload_that_is_cut_leaves_nothing_that_counts(small_parts, s3_place: S3Place, proxy: FaultyProxy, tmp_path: Path):
     home = S3Home(s3_place.at(proxy.endpoint), tmp_path / "cache")
     proxy.plan = lambda method, path: "cut" if "partNumber=2" in path or method == "DELETE" else None
     with pytest.raises(TryAgainError) as caught:
-        home.put_file("a/b", small_parts(tmp_path / "file"))
+        home.put_file(FILE, small_parts(tmp_path / "file"))
     proxy.plan = None
-    assert caught.value.where == home.place("a/b") and (tmp_path / "file").exists()
-    assert home.list("") == [] and home.get("a/b") is None
+    assert caught.value.where == home.place(FILE) and (tmp_path / "file").exists()
+    assert home.list("") == [] and home.get(FILE) is None
     (left,) = home.abandoned(0)
-    assert left.key.startswith("a/b?uploadId=") and 0 < left.size_bytes <= 7 * MIB
+    assert left.key.startswith(f"{FILE}?uploadId=") and 0 < left.size_bytes <= 7 * MIB
     assert home.abandoned(1e9) == []  # moto dates every upload 2010
     home.forget([left.key, left.key])
     assert home.abandoned(0) == []
+
+
+def test_what_lies_beside_its_prefix_or_is_no_part_of_an_artifact_is_left_alone(s3_place: S3Place, tmp_path: Path):
+    home, client = S3Home(s3_place.section, tmp_path / "cache"), s3_place.client
+    bucket, prefix = s3_place.section.bucket, s3_place.section.prefix
+    beside = prefix.removesuffix("/") + "2/"
+    for key in (beside + FILE, beside + ".probe-" + "0" * 32, beside.removesuffix("/")):
+        client.put_object(Bucket=bucket, Key=key, Body=b"theirs")
+    uploads = {key: client.create_multipart_upload(Bucket=bucket, Key=key)["UploadId"] for key in (beside + FILE, prefix + "video/film.mp4", prefix + FILE)}
+    ours = f"{FILE}?uploadId={uploads[prefix + FILE]}"
+    home.put(FILE, b"ours")
+    assert [entry.key for entry in home.list("")] == [FILE] and [entry.key for entry in home.abandoned(0)] == [ours]
+    home.forget([ours])
+    home.delete([FILE])
+    left = [entry["Key"] for entry in client.list_objects_v2(Bucket=bucket, Prefix=prefix.removesuffix("/"))["Contents"]]
+    assert left == [beside.removesuffix("/"), beside + ".probe-" + "0" * 32, beside + FILE]
+    begun = client.list_multipart_uploads(Bucket=bucket, Prefix=prefix.removesuffix("/"))["Uploads"]
+    assert {upload["Key"] for upload in begun} == {beside + FILE, prefix + "video/film.mp4"}
+
+
+def test_a_key_that_is_no_path_below_the_folder_of_copies_is_not_listed(s3_place: S3Place, tmp_path: Path):
+    home = S3Home(s3_place.section, tmp_path / "cache")
+    odd = [f"{tmp_path}/mine", "../mine", "a/../../mine", "a//b", "a/./b", "folder/"]
+    for key in (*odd, "a/..b"):
+        s3_place.client.put_object(Bucket=s3_place.section.bucket, Key=s3_place.section.prefix + key, Body=b"x")
+    assert [entry.key for entry in home.list("")] == ["a/..b"]
+
+
+def test_a_probe_that_is_killed_leaves_what_is_forgotten(home: S3Home):
+    left = f".probe-{'0' * 32}"
+    for key in (left, ".probe-of-somebody"):
+        home.put(key, b"first")
+    assert [entry.key for entry in home.abandoned(0)] == [left] and home.abandoned(1000) == []
+    home.forget([left])
+    assert home.abandoned(0) == [] and [entry.key for entry in home.list("")] == [".probe-of-somebody"]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -167,7 +203,7 @@ def test_a_server_that_would_let_two_write_the_same_is_refused(s3_place: S3Place
 def test_no_such_bucket_is_a_wrong_configuration(s3_place: S3Place, tmp_path: Path):
     section = s3_place.section.model_copy(update={"uri": "s3://raysd-no-such-bucket-0f3a/x"})
     home = S3Home(section, tmp_path)
-    for ask in (home.check_writable, home.now_s, lambda: home.get("a"), lambda: home.list(""), lambda: home.abandoned(0)):
+    for ask in (home.exists, home.check_writable, home.now_s, lambda: home.get("a"), lambda: home.list(""), lambda: home.abandoned(0)):
         with pytest.raises(ExperimentError, match="no such bucket") as caught:
             ask()
         assert caught.value.exit_code == 64 and caught.value.where == f"store: {section.text()}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from raysd.artifacts import FolderHome
 from raysd.backends.s3_home import S3Home
 from raysd.backends.stores import open_store
 from raysd.errors import ExperimentError
+from raysd.experiment import load_experiment
 from tests.s3_server import S3Place
 
 
@@ -35,12 +37,33 @@ def test_s3_opens_by_text_and_by_section_with_a_cache_for_each_place(s3_place: S
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "s3:bucket", "s3://", "s3://b?region=x", "gs://bucket/x", "https://host/x", "s3://bucket/../x", "s3://bucket/x?colour=red"],
+    ["", "  ", "\t", "~no-such-user-0f3a/x", "s3:bucket", "s3://", "s3://b?region=x", "gs://bucket/x", "https://host/x", "s3://bucket/../x", "s3://bucket/x?colour=red"],
 )
 def test_what_is_no_store_is_refused(text: str):
     with pytest.raises(ExperimentError) as caught:
         open_store(text)
     assert caught.value.where == "--store" and caught.value.exit_code == 64
+
+
+def test_a_link_to_itself_is_no_store(tmp_path: Path):
+    (tmp_path / "loop").symlink_to("loop")
+    for text in (str(tmp_path / "loop"), tmp_path / "loop" / "runs"):
+        with pytest.raises(ExperimentError, match="not a usable path") as caught:
+            open_store(text)
+        assert caught.value.exit_code == 64 and str(text) in caught.value.what
+
+
+@pytest.mark.parametrize("text", ["", "  ", "~no-such-user-0f3a/x", "loop/runs"])
+def test_a_store_that_an_experiment_cannot_mean_is_refused_with_file_and_field(tmp_path: Path, write_experiment: Callable[..., Path], text: str):
+    (tmp_path / "loop").symlink_to("loop")
+    path = write_experiment(store=text)
+    with pytest.raises(ExperimentError) as caught:
+        load_experiment(path)
+    assert caught.value.where == f"{path}: store" and caught.value.exit_code == 64
+
+
+def test_a_folder_of_an_experiment_may_have_any_name(tmp_path: Path, write_experiment: Callable[..., Path]):
+    assert open_store(load_experiment(write_experiment(store="./odd://runs")).store).uri == str(tmp_path / "odd:" / "runs")
 
 
 def test_a_file_is_no_store(tmp_path: Path):
