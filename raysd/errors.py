@@ -35,6 +35,10 @@ class ArtifactError(RaysdError):
     """A stored artifact is absent, damaged or cannot be written."""
 
 
+class DamagedError(ArtifactError):
+    """What is stored under a name differs from what was written there: the store itself answers."""
+
+
 class TargetError(RaysdError):
     """The target cannot be fetched or converted, or does not do what the experiment assumes of it."""
 

@@ -12,11 +12,11 @@ from raysd.pipeline.stages import Stage
 AT = "2026-01-01T00:00:00+00:00"
 
 
-def make_record(key: ArtifactKey, folder: Path, **changes: Any) -> Record:
-    """A record of the files of a folder."""
+def make_record(key: ArtifactKey, out: Path, **changes: Any) -> Record:
+    """A record of the files in `out`."""
     facts = {"experiment": key.experiment, "stage": key.stage, "fingerprint": key.fingerprint, "identity": {"stage": key.stage, "inputs": {}}, "section": {},
              "code_version": "0", "packages": {}, "host": {}, "metrics": {}, "started": AT, "ended": AT, "elapsed_s": 1.0, "attempt": 1,
-             "files": describe_files(folder)}
+             "folder": "files-0123456789ab", "files": describe_files(out)}
     return Record(**{**facts, **changes})
 
 
@@ -32,8 +32,8 @@ def publish_files(store: Store, key: ArtifactKey, files: Mapping[str, bytes], **
     """Publishes an artifact of given files, as a job does; returns its record."""
     with store.work_on(key, {}) as work:
         out = write_files(work.clear(), files)
-        record = make_record(key, out, **changes)
-        assert work.publish(out, record) == store.folder(key)
+        record = make_record(key, out, folder=work.folder, **changes)
+        assert work.publish(out, record) == store.folder(key) / record.folder
     return record
 
 

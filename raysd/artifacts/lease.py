@@ -5,7 +5,7 @@ the next number is the only one that works, and whoever finds a higher number th
 and Chubby's sequencers). Nothing else needs a lock, so that a folder and S3 do the same.
 
 A lease is stale when its file has not been written for STALE_S on the home's own clock, which no runner's clock can put off; or at once if its owner
-was a process of this machine that has ended.
+was a process of this machine that has ended. One that cannot be read says nothing of its owner and goes stale by its age alone.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from raysd.artifacts.home import Entry, Home
-from raysd.errors import ArtifactError, RaysdError, StageError, TryAgainError, to_dict
+from raysd.errors import RaysdError, StageError, TryAgainError, to_dict
 
 BEAT_S = 5.0
 STALE_S = 30.0
 """Six beats: an owner that is merely slow keeps its lease."""
 RELEASE_PATIENCE_S = 10.0
+
+Clock = Callable[[], datetime]
+"""This machine's time, UTC."""
 
 LEASE_NAME = re.compile(r"lease-\d{5}\.json")
 
@@ -95,6 +98,12 @@ class Lease(BaseModel):
     error: dict[str, str] | None
     """Why it failed, as `errors.to_dict` writes it."""
 
+    @model_validator(mode="after")
+    def _failed_for_a_reason(self) -> Lease:
+        if self.state == "failed" and (self.error is None or not {"kind", "what", "where", "fix"} <= self.error.keys()):
+            raise ValueError("error: says nothing, and the attempt failed")
+        return self
+
 
 @dataclass(frozen=True)
 class SeenLease:
@@ -108,7 +117,8 @@ class SeenLease:
         """What it says, and whether its owner is still there."""
         if self.lease.state != "held":
             return self.lease.state
-        return "stale" if self.age_s > STALE_S or self.lease.process.has_ended() else "running"
+        # A time to come, as after the home's clock was set back, is as old as one gone by: a living owner writes the next one within a beat.
+        return "stale" if abs(self.age_s) > STALE_S or self.lease.process.has_ended() else "running"
 
 
 def lease_key(prefix: str, number: int, suffix: str = "json") -> str:
@@ -117,7 +127,7 @@ def lease_key(prefix: str, number: int, suffix: str = "json") -> str:
 
 
 def newest_lease(home: Home, prefix: str) -> SeenLease | None:
-    """The lease with the highest number, or None. Raises ArtifactError if it cannot be read."""
+    """The lease with the highest number, or None."""
     entries = lease_entries(home.list(f"{prefix}lease-"))
     return read_lease(home, entries[-1], home.now_s()) if entries else None
 
@@ -133,9 +143,17 @@ def read_lease(home: Home, entry: Entry, now_s: float) -> SeenLease | None:
     if content is None:
         return None
     try:
-        return SeenLease(Lease.model_validate_json(content), now_s - entry.modified_s)
-    except ValidationError as err:
-        raise ArtifactError(what="the lease does not parse", where=home.place(entry.key), fix="delete it if nobody works on the artifact; raysd then goes on") from err
+        lease = Lease.model_validate_json(content)
+    except ValidationError:
+        lease = _unreadable(entry.key)
+    return SeenLease(lease, now_s - entry.modified_s)
+
+
+def _unreadable(key: str) -> Lease:
+    """What is known of a lease that does not parse: where it is, and that somebody has written it."""
+    experiment, stage, fingerprint, name = key.split("/")[-4:]
+    return Lease(experiment=experiment, stage=stage, fingerprint=fingerprint, number=int(name[6:11]), token="", owner="somebody", job="", state="held",
+                 process=Process(host="", boot="", pid=0, started=0), inputs={}, started="an unknown time", beats=0, doing=f"{name} does not parse", error=None)
 
 
 class HeldLease:
@@ -211,7 +229,7 @@ def utc_now() -> datetime:
 
 @contextlib.contextmanager
 def hold_lease(home: Home, prefix: str, experiment: str, stage: str, fingerprint: str, inputs: dict[str, str], job: str = "", beat_s: float = BEAT_S,
-               clock: Callable[[], datetime] = utc_now) -> Iterator[HeldLease]:
+               clock: Clock = utc_now) -> Iterator[HeldLease]:
     """Holds the artifact's lease; on the way out it says how the attempt ended.
 
     clock: this machine's, for what people read. Raises LeaseHeldError if somebody else has the lease and is alive.
@@ -231,6 +249,7 @@ def hold_lease(home: Home, prefix: str, experiment: str, stage: str, fingerprint
     try:
         yield held
     except BaseException as err:
+        _raise_if_lost(held, err)
         why = _why_ended(err, held)
         try:
             held.let_go(why)
@@ -242,11 +261,24 @@ def hold_lease(home: Home, prefix: str, experiment: str, stage: str, fingerprint
     held.let_go(None)
 
 
+def _raise_if_lost(held: HeldLease, err: BaseException) -> None:
+    """Raises LeaseLostError if the attempt ended on an error because its successor has cleared its files away."""
+    if not isinstance(err, Exception) or isinstance(err, TryAgainError):  # the latter: it is known to be lost, or the home does not answer
+        return
+    try:
+        held.check_now()
+    except LeaseLostError as lost:
+        held.let_go(lost)
+        raise lost from err
+    except RaysdError as also:
+        err.add_note(f"whether the lease is still held is not known: {also.what}")
+
+
 def _why_ended(err: BaseException, held: HeldLease) -> RaysdError:
     """What the lease says of a failed attempt. A follower goes on itself after a TryAgainError, and ends with any other error."""
     where = f"stage {held.lease.stage}"
     if held.asked_to_stop:
-        return StageError(what="the stage was ended with `raysd stop`", where=where, fix="run again to go on from its unfinished work")
+        return StageError(what=f"{held.lease.stage} was ended with `raysd stop`", where=where, fix="run again to go on from its unfinished work")
     if isinstance(err, RaysdError):
         return err
     if isinstance(err, Exception):
@@ -257,6 +289,11 @@ def _why_ended(err: BaseException, held: HeldLease) -> RaysdError:
 def ask_to_stop(home: Home, prefix: str, lease: Lease) -> None:
     """Asks the owner of a lease, wherever it runs, to stop: it does at its next beat, within BEAT_S."""
     home.put(lease_key(prefix, lease.number, "stop"), b"")
+
+
+def withdraw_stop(home: Home, prefix: str, lease: Lease) -> None:
+    """Takes a request to stop back, that was not obeyed."""
+    home.delete([lease_key(prefix, lease.number, "stop")])
 
 
 def _held(home: Home, prefix: str, lease: Lease) -> LeaseHeldError:

@@ -1,7 +1,8 @@
 """Finished pieces of an unfinished artifact: shards, checkpoints, cells. Each with its own checksum, so that a later attempt, perhaps on another
 node, repeats none of them and trusts no damaged one.
 
-A piece is two files below `<artifact>/work/`: NAME and NAME.sum, the second written last.
+A piece is two files: `<artifact>/work/<number of its lease>/NAME` and NAME.sum, the second written last. Each lease writes in a folder of its own:
+an owner that was taken for dead and goes on can spoil no piece of its successor.
 """
 
 from __future__ import annotations
@@ -30,29 +31,45 @@ class Pieces:
         """
         self._held.check()
         entry = FileEntry(size_bytes=path.stat().st_size, sha256=sha256_of(path))
-        key = self._prefix + name
+        number = self._held.lease.number
+        key = f"{self._prefix}{number:05d}/{name}"
         self._home.delete([key + SUM])  # of the piece that is replaced: beside the new content it would call it damaged
         self._home.put_file(key, path)
         self._home.put(key + SUM, entry.model_dump_json().encode("utf-8"))
+        if number > 1:
+            replaced = [each for each, of in self._numbered(name) if of < number]
+            self._home.delete([file for each in replaced for file in (each + SUM, each)])
         print(f"kept {name}", flush=True)
         return self._home.local(key)
 
     def find(self, name: str) -> Path | None:
         """The piece of a name on this machine, fetched if need be; None if there is none, or none that is whole."""
-        key = self._prefix + name
-        content = self._home.get(key + SUM)
-        if content is None:
-            return None
+        found = [key for key, _ in sorted(self._numbered(name), key=lambda each: -each[1])]
+        for key in found:
+            if (path := self._whole(key)) is not None:
+                return path
+        if found:
+            print(f"damaged: {name}; it is made again", flush=True)
+        return None
+
+    def _numbered(self, name: str) -> list[tuple[str, int]]:
+        """The key of each piece of a name, if it was kept to the end, and the number of the lease that kept it."""
+        found = []
+        for entry in self._home.list(self._prefix):
+            number, _, rest = entry.key.removeprefix(self._prefix).partition("/")
+            if number.isdecimal() and rest == name + SUM:
+                found.append((entry.key.removesuffix(SUM), int(number)))
+        return found
+
+    def _whole(self, key: str) -> Path | None:
+        """The piece under a key, on this machine; None if it differs from its checksum."""
         try:
-            entry = FileEntry(**json.loads(content))
+            entry = FileEntry(**json.loads(self._home.get(key + SUM) or b""))
         except (ValueError, TypeError):  # pydantic's errors are ValueErrors
-            return self._refuse(name)
+            return None
         path = self._home.local(key)
         if self._home.remote and not is_whole(path, entry):
             if not any(each.key == key and each.size_bytes == entry.size_bytes for each in self._home.list(key)):
-                return self._refuse(name)
+                return None
             self._home.fetch(key)
-        return path if is_whole(path, entry) else self._refuse(name)
-
-    def _refuse(self, name: str) -> None:
-        print(f"damaged: {name}; it is made again", flush=True)
+        return path if is_whole(path, entry) else None

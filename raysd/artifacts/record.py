@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from raysd.errors import ArtifactError
+from raysd.artifacts.sealed import seal, unseal
+from raysd.errors import ArtifactError, DamagedError
 
-SCHEMA = 2
+SCHEMA = 3
 NAME = "record.json"
 
 
@@ -58,48 +59,36 @@ class Record(BaseModel):
     ended: str
     elapsed_s: float
     attempt: int
+    folder: str = Field(pattern="^files-[0-9a-f]{12}$")
+    """Where its files are, beside the record: each lease has a folder of its own, so that an owner that was taken for dead can touch no file of its successor."""
     files: dict[Annotated[str, AfterValidator(_inside)], FileEntry]
-    """Path inside the artifact to size and hash."""
+    """Path inside the folder to size and hash."""
 
 
 def encode_record(record: Record) -> bytes:
-    """The record as JSON with a checksum of its own, `record_sha256`: a flipped byte in a metric would otherwise still be JSON."""
-    document = record.model_dump(mode="json")
-    return json.dumps(document | {"record_sha256": _checksum(document)}, indent=1, ensure_ascii=False).encode("utf-8")
+    """The content of a record's file."""
+    return seal(record.model_dump(mode="json"))
 
 
 def decode_record(content: bytes, where: object) -> Record:
-    """The record in a file's content. Raises ArtifactError, naming `where`, if it is damaged or of another schema."""
+    """The record in a file's content. Raises DamagedError, naming `where`, if it is damaged or of another schema."""
     fix = "delete the artifact's folder to run the stage again"
-    try:
-        document = json.loads(content)
-        checksum, schema = document.pop("record_sha256", None), document["record_schema"]
-    except (ValueError, KeyError, TypeError, AttributeError) as err:
-        raise ArtifactError(what="the record is damaged: it is no record in JSON", where=where, fix=fix) from err
-    if isinstance(schema, int) and schema != SCHEMA:
-        raise ArtifactError(what=f"the record has schema {schema}, this raysd reads {SCHEMA}", where=where, fix="upgrade raysd" if schema > SCHEMA else fix)
-    if checksum != _checksum(document):
-        raise ArtifactError(what="the record is damaged: it differs from the checksum in it", where=where, fix=fix)
+    document = unseal(content, "record", where, "record_schema", SCHEMA, fix)
     try:
         return Record.model_validate(document)
     except ValidationError as err:
-        raise ArtifactError(what=f"the record does not parse ({err.error_count()} problems)", where=where,
-                            fix=f"{fix}, or use the raysd version that wrote it") from err
+        raise DamagedError(what=f"the record does not parse ({err.error_count()} problems)", where=where,
+                           fix=f"{fix}, or use the raysd version that wrote it") from err
 
 
-def read_record(path: Path) -> Record | None:
-    """The record at a path; None if there is none. Raises ArtifactError as `decode_record` does, and if it cannot be read."""
-    try:
-        return decode_record(path.read_bytes(), path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as err:
-        raise ArtifactError(what=f"the record cannot be read: {err.strerror}", where=path,
-                            fix="make the folder readable, or delete it to run the stage again") from err
+def read_record(folder: Path) -> Record | None:
+    """The record of the artifact whose files are in a folder, as a stage gets it among its inputs; None if there is none.
 
-
-def _checksum(document: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(document, sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()
+    Raises DamagedError as `decode_record` does, ArtifactError if it cannot be read.
+    """
+    path = folder.parent / NAME
+    with _readable():
+        return decode_record(path.read_bytes(), path) if path.is_file() else None
 
 
 def describe_files(folder: Path) -> dict[str, FileEntry]:
@@ -110,24 +99,37 @@ def describe_files(folder: Path) -> dict[str, FileEntry]:
 
 
 def verify_files(folder: Path, record: Record, place: str) -> None:
-    """Raises ArtifactError, naming the file, if one is missing or differs from its record in size or SHA-256.
+    """Raises DamagedError, naming the file, if one is missing or differs from its record in size or SHA-256; ArtifactError if one cannot be read.
 
     place: the artifact as a person names it, for the message.
     """
-    check_sizes({name: (folder / name).stat().st_size for name in record.files if (folder / name).is_file()}, record, place)
-    for (name, entry), digest in zip(record.files.items(), _hashes([folder / name for name in record.files]), strict=True):
+    with _readable():
+        check_sizes({name: (folder / name).stat().st_size for name in record.files if (folder / name).is_file()}, record, place)
+        digests = _hashes([folder / name for name in record.files])
+    for (name, entry), digest in zip(record.files.items(), digests, strict=True):
         if digest != entry.sha256:
-            raise ArtifactError(what="a file of the artifact differs from the SHA-256 in its record", where=f"{place}/{name}", fix=again(record, place))
+            raise _damaged(f"{name} differs from the SHA-256 in its record", name, record, place)
 
 
 def check_sizes(sizes: dict[str, int], record: Record, place: str) -> None:
-    """Raises ArtifactError, naming the file, if one is missing or differs from its record in size. sizes: what is there, in bytes."""
+    """Raises DamagedError, naming the file, if one is missing or differs from its record in size. sizes: what is there, in bytes."""
     for name, entry in record.files.items():
         if name not in sizes:
-            raise ArtifactError(what="a file of the artifact is missing", where=f"{place}/{name}", fix=again(record, place))
+            raise _damaged(f"{name} is missing", name, record, place)
         if sizes[name] != entry.size_bytes:
-            raise ArtifactError(what=f"a file of the artifact has {sizes[name]} bytes, its record says {entry.size_bytes}", where=f"{place}/{name}",
-                                fix=again(record, place))
+            raise _damaged(f"{name} has {sizes[name]} bytes, its record says {entry.size_bytes}", name, record, place)
+
+
+def _damaged(what: str, name: str, record: Record, place: str) -> DamagedError:
+    return DamagedError(what=f"a file of the artifact is damaged: {what}", where=f"{place}/{record.folder}/{name}", fix=again(record, place))
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except OSError as err:
+        raise ArtifactError(what=f"a file of the artifact cannot be read: {err.strerror}", where=err.filename, fix="make the store readable") from err
 
 
 def again(record: Record, place: str) -> str:
@@ -142,8 +144,9 @@ def _hashes(paths: Iterable[Path]) -> list[str]:
 
 
 def is_whole(path: Path, entry: FileEntry) -> bool:
-    """Whether there is a file of this size and SHA-256."""
-    return path.is_file() and path.stat().st_size == entry.size_bytes and sha256_of(path) == entry.sha256
+    """Whether there is a file of this size and SHA-256. Raises ArtifactError if it cannot be read."""
+    with _readable():
+        return path.is_file() and path.stat().st_size == entry.size_bytes and sha256_of(path) == entry.sha256
 
 
 def sha256_of(path: Path) -> str:

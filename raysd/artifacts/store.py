@@ -1,10 +1,12 @@
 """The store: artifacts by experiment, stage and fingerprint, in one of the homes.
 
+    <experiment>/experiment.json                          what the name stands for (artifacts/resolved.py)
     <experiment>/<stage>/<fingerprint>/record.json        there is an artifact, and these are its files
-                                       ...                its files
+                                       files-0f3a.../...  its files
                                        lease-00001.json   who works on it, or did
                                        job-a1.log         what the job of an attempt said
                                        work/              unfinished: pieces, and one attempt's own files
+    <experiment>/run/<random>/lease-00001.json            somebody runs the experiment now
 """
 
 from __future__ import annotations
@@ -13,24 +15,27 @@ import contextlib
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import IO
 
-from raysd.artifacts.home import Entry, Home
-from raysd.artifacts.lease import HeldLease, LeaseLostError, SeenLease, hold_lease, lease_entries, newest_lease, read_lease, utc_now
+from raysd.artifacts.home import OF_ARTIFACT, Entry, Home
+from raysd.artifacts.lease import Clock, HeldLease, LeaseLostError, SeenLease, hold_lease, lease_entries, newest_lease, read_lease, utc_now
 from raysd.artifacts.pieces import Pieces
 from raysd.artifacts.record import NAME, Record, again, check_sizes, decode_record, encode_record, is_whole, verify_files
+from raysd.artifacts.resolved import RESOLVED_NAME, Resolved, decode_resolved, encode_resolved
 from raysd.artifacts.stage import Progress, no_progress
-from raysd.errors import ArtifactError, TryAgainError
+from raysd.errors import ArtifactError, DamagedError, RaysdError, TryAgainError
 
 PARALLEL = 16
 """Small files asked for at once."""
 LOG_INTERVAL_S = 10.0
 """Between two uploads of a log that is still being written."""
+RUN = "run"
+"""Stands in the place of a stage in the keys of leases that say who runs an experiment."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class Content:
     record: Record | None
     lease: SeenLease | None
     error: ArtifactError | None
-    """Why neither can be read."""
+    """Why the record, or neither of them, can be read."""
 
 
 class Store:
@@ -105,14 +110,13 @@ class Store:
     def record(self, key: ArtifactKey) -> Record | None:
         """The artifact's record, or None if the artifact does not exist.
 
-        Quick: sizes are compared, contents are not (`open` does). Raises ArtifactError, naming the file, if the record is damaged or another
+        Quick: sizes are compared, contents are not (`open` does). Raises DamagedError, naming the file, if the record is damaged or another
         artifact's, or if a file is missing or of another size.
         """
         record = self._read_record(key)
         if record is not None:
-            prefix = key.prefix
-            sizes = {entry.key.removeprefix(prefix): entry.size_bytes for entry in self.home.list(prefix)}
-            check_sizes(sizes, record, self.place(key))
+            folder = f"{key.prefix}{record.folder}/"
+            check_sizes({entry.key.removeprefix(folder): entry.size_bytes for entry in self.home.list(folder)}, record, self.place(key))
         return record
 
     def newest_record(self, experiment: str, stage: str) -> Record | None:
@@ -124,37 +128,61 @@ class Store:
         return self._read_record(ArtifactKey(experiment, stage, newest.key.split("/")[2]))
 
     def open(self, key: ArtifactKey, progress: Progress = no_progress) -> Path:
-        """A folder on this machine with the artifact's verified files and its record. Raises ArtifactError if it is absent or damaged."""
+        """A folder on this machine with the artifact's verified files; the record is beside it. Raises ArtifactError if it is absent, DamagedError if it is damaged."""
         record = self.record(key)
         if record is None:
             raise ArtifactError(what=f"there is no {key.stage} artifact {key.fingerprint[:12]}", where=self.place(key), fix=f"run the stage {key.stage} first")
-        folder, place = self.folder(key), self.place(key)
+        folder, place = self.folder(key) / record.folder, self.place(key)
         if not self.home.remote:
             verify_files(folder, record, place)
             return folder
         try:
             verify_files(folder, record, place)
-        except ArtifactError:  # it is the copy that is absent or damaged
+        except DamagedError:  # it is the copy that is absent or damaged
             lacking = {name: entry.size_bytes for name, entry in record.files.items() if not is_whole(folder / name, entry)}
             moved = _counted(progress, f"fetching {key.stage}", sum(lacking.values()))
             for name in lacking:
-                self.home.fetch(key.prefix + name, moved)
+                self.home.fetch(f"{key.prefix}{record.folder}/{name}", moved)
             verify_files(folder, record, place)
         self.home.fetch(key.prefix + NAME)
-        for name in [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]:
-            if _is_result(name) and name not in record.files:
-                (folder / name).unlink()  # of an attempt that died while it published; stages read `*.safetensors`
         return folder
+
+    def resolved(self, experiment: str) -> Resolved | None:
+        """What a name stands for; None if nothing ran under it. Raises DamagedError if that cannot be told."""
+        content = self.home.get(f"{experiment}/{RESOLVED_NAME}")
+        return None if content is None else decode_resolved(content, self.home.place(f"{experiment}/{RESOLVED_NAME}"))
+
+    def first_resolved(self, resolved: Resolved) -> bool:
+        """Makes a name that stood for nothing stand for an experiment; False if it stands for something already."""
+        return self.home.create(f"{resolved.experiment}/{RESOLVED_NAME}", encode_resolved(resolved))
+
+    def now_resolved(self, resolved: Resolved) -> None:
+        """Makes a name stand for an experiment."""
+        self.home.put(f"{resolved.experiment}/{RESOLVED_NAME}", encode_resolved(resolved))
 
     def lease(self, key: ArtifactKey) -> SeenLease | None:
         """The artifact's newest lease, or None if nobody ever worked on it."""
         return newest_lease(self.home, key.prefix)
 
     @contextlib.contextmanager
-    def work_on(self, key: ArtifactKey, inputs: dict[str, str], job: str = "", clock: Callable[[], datetime] = utc_now) -> Iterator[Work]:
+    def work_on(self, key: ArtifactKey, inputs: dict[str, str], job: str = "", clock: Clock = utc_now) -> Iterator[Work]:
         """Holds the artifact's lease, with what is needed to make it; the arguments are `hold_lease`'s. Raises LeaseHeldError if somebody else does."""
         with hold_lease(self.home, key.prefix, key.experiment, key.stage, key.fingerprint, inputs, job, clock=clock) as held:
             yield Work(self, key, held)
+
+    @contextlib.contextmanager
+    def run_of(self, experiment: str, stages: dict[str, str]) -> Iterator[HeldLease]:
+        """Tells everybody, by a lease of its own, that this process runs an experiment: between its stages, too, and while its jobs wait.
+
+        stages: name to fingerprint of what it is made of; `raysd gc` leaves all of it alone.
+        """
+        key = ArtifactKey(experiment, RUN, uuid.uuid4().hex)
+        try:
+            with hold_lease(self.home, key.prefix, experiment, RUN, key.fingerprint, stages) as held:
+                yield held
+        finally:
+            with contextlib.suppress(RaysdError):  # what is left is stale within STALE_S, and `raysd gc` takes it
+                self.home.delete([entry.key for entry in self.home.list(key.prefix)])
 
     @contextlib.contextmanager
     def log(self, key: ArtifactKey, attempt: int) -> Iterator[KeptLog]:
@@ -166,11 +194,20 @@ class Store:
             file = path.open("w", encoding="utf-8", errors="replace")
         with file:
             log = KeptLog(self.home, key.prefix + name, file)
-            log.upload()
             try:
-                yield log
-            finally:
                 log.upload()
+                yield log
+            except BaseException as err:
+                try:
+                    log.upload()
+                except RaysdError as also:  # the interruption, or what went wrong, is what must be told
+                    err.add_note(f"the end of the log could not be kept: {also.what}")
+                raise
+            log.upload()
+
+    def new_log(self, key: ArtifactKey, attempt: int) -> bool:
+        """Takes the log of an attempt for the caller; False if there is one already, perhaps another runner's of the same instant."""
+        return self.home.create(key.prefix + log_name(attempt), b"")
 
     def logs(self, key: ArtifactKey) -> dict[int, float]:
         """Attempts whose logs are kept, in order, and when each was last written, on the home's clock."""
@@ -181,13 +218,15 @@ class Store:
         """What is kept of an attempt's log so far; empty if there is none."""
         return (self.home.get(key.prefix + log_name(attempt)) or b"").decode("utf-8", "replace")
 
-    def inventory(self) -> list[Found]:
-        """Everything in the store that is an artifact, finished or not, from one listing."""
+    def inventory(self, experiment: str | None = None, skipped: list[ArtifactError] | None = None) -> list[Found]:
+        """Everything that is an artifact, finished or not, of one experiment or of all, from one listing.
+
+        skipped: as `Home.list` takes it.
+        """
         found: dict[ArtifactKey, list[Entry]] = {}
-        for entry in self.home.list(""):
-            parts = entry.key.split("/")
-            if len(parts) >= 4 and re.fullmatch("[0-9a-f]{32}", parts[2]):
-                found.setdefault(ArtifactKey(*parts[:3]), []).append(entry)
+        for entry in self.home.list("" if experiment is None else f"{experiment}/", skipped):
+            if OF_ARTIFACT.match(entry.key):
+                found.setdefault(ArtifactKey(*entry.key.split("/")[:3]), []).append(entry)
         return [Found(key, files) for key, files in found.items()]
 
     def read_all(self, found: list[Found]) -> list[Content]:
@@ -216,8 +255,8 @@ class Store:
             return None
         record = decode_record(content, self.place(key, NAME))
         if (record.experiment, record.stage, record.fingerprint) != (key.experiment, key.stage, key.fingerprint):
-            raise ArtifactError(what=f"the record is that of {record.experiment}/{record.stage}/{record.fingerprint[:12]}", where=self.place(key, NAME),
-                                fix=again(record, self.place(key)))
+            raise DamagedError(what=f"the record is that of {record.experiment}/{record.stage}/{record.fingerprint[:12]}", where=self.place(key, NAME),
+                               fix=again(record, self.place(key)))
         return record
 
 
@@ -230,6 +269,8 @@ class Work:
         self.pieces = Pieces(store.home, key.prefix, held)
         self.scratch = store.home.local(f"{key.prefix}work/attempt-{held.lease.number}")
         """This attempt's own folder on this machine, for what no other attempt needs."""
+        self.folder = f"files-{held.lease.token[:12]}"
+        """Where this lease's files go: `Record.folder`."""
 
     def clear(self) -> Path:
         """Makes the scratch folder, and removes those of attempts before; returns an empty folder in it for the artifact's files."""
@@ -241,25 +282,22 @@ class Work:
         return out
 
     def publish(self, folder: Path, record: Record, progress: Progress = no_progress) -> Path:
-        """Makes the files of a folder the artifact, then writes its record; returns the artifact's folder on this machine. The files are moved.
+        """Makes the files of a folder the artifact, then writes its record; returns the folder of its files on this machine. The files are moved.
 
-        Raises LeaseLostError if another run has the lease, or has published before.
+        record: its `folder` is this work's. Raises LeaseLostError if another run has the lease, or has published before.
         """
         store, home, prefix = self._store, self._store.home, self._key.prefix
         moved = _counted(progress, "publishing", sum(entry.size_bytes for entry in record.files.values()))
-        names = [entry.key.removeprefix(prefix) for entry in home.list(prefix)]
-        self.held.check_now()  # after listing: so far nobody else can have written any of them
-        home.delete([prefix + name for name in names if _is_result(name) and name not in record.files])  # of an attempt that died while it published
         for name in record.files:
-            self.held.check_now()
-            home.put_file(prefix + name, folder / name, moved)
+            self.held.check()
+            home.put_file(f"{prefix}{self.folder}/{name}", folder / name, moved)
         self.held.check_now()
         if not home.create(prefix + NAME, encode_record(record)):
             raise LeaseLostError(what=f"another run published the {self._key.stage} artifact meanwhile", where=store.place(self._key), fix="run again: it is found")
-        pieces = [entry.key for entry in home.list(f"{prefix}work/")]
-        home.delete(pieces)  # leftovers are only disk space from here on
+        # Leftovers are only disk space from here on, and the record says which are.
+        home.delete([entry.key for entry in home.list(prefix) if _is_leftover(entry.key.removeprefix(prefix), record)])
         shutil.rmtree(home.local(f"{prefix}work"), ignore_errors=True)
-        return store.folder(self._key)
+        return store.folder(self._key) / self.folder
 
 
 class KeptLog:
@@ -278,6 +316,14 @@ class KeptLog:
             with contextlib.suppress(TryAgainError):  # the next one brings it all; only the last must not fail
                 self.upload()
 
+    def replace(self, lines: str) -> None:
+        """Writes the whole log anew."""
+        with self._home.writing_locally(self._key):
+            self._file.seek(0)
+            self._file.truncate()
+            self._file.write(lines)
+            self._file.flush()
+
     def upload(self) -> None:
         """Brings what is written so far to the home, if that is elsewhere."""
         if self._home.remote:
@@ -290,9 +336,9 @@ def log_name(attempt: int) -> str:
     return f"job-a{attempt}.log"
 
 
-def _is_result(name: str) -> bool:
-    """Whether a file of this name below an artifact is one of its results, finished or not: no record, lease, log or unfinished work."""
-    return name != NAME and not name.startswith(("lease-", "job-a", "work/"))
+def _is_leftover(name: str, record: Record) -> bool:
+    """Whether a file of this name below a finished artifact is of unfinished work, or of an attempt that died while it published."""
+    return name.startswith("work/") or (name.startswith("files-") and not name.startswith(f"{record.folder}/"))
 
 
 def _counted(progress: Progress, doing: str, total_bytes: int):

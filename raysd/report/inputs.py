@@ -75,7 +75,7 @@ def read_inputs(experiment: Experiment, folders: Mapping[str, Path]) -> Inputs:
         )
     records = {}
     for stage in (stage for stage in STAGES if stage in folders):
-        record = read_record(folders[stage] / "record.json")
+        record = read_record(folders[stage])
         if record is None:
             raise ArtifactError(what=f"the {stage} artifact has no record", where=folders[stage], fix=f"run the stage {stage} first")
         records[stage] = record

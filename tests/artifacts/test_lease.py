@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -29,7 +31,7 @@ from raysd.artifacts.lease import (
 )
 from raysd.artifacts.store import Work
 from raysd.errors import ArtifactError, StageError, TryAgainError
-from tests.artifacts.test_store import FILES, KEY, publish, record_of, results
+from tests.artifacts.test_store import FILES, KEY, contents, publish, record_of
 from tests.records import write_files
 
 PREFIX = KEY.prefix
@@ -181,34 +183,134 @@ def test_a_zombie_neither_beats_nor_publishes(store: Store, new_home: Callable[[
     winner = Store(Later(new_home(), STALE_S + 2))
     lease = write_lease(store.home)
     zombie = HeldLease(store.home, PREFIX, lease, beat_s=0.05)  # not started: it hangs
+    its = Work(store, KEY, zombie)
     out = write_files(tmp_path / "out", {"draft.bin": b"zombie!", "more.bin": b"x"})
     with winner.work_on(KEY, {}) as work:
         assert work.held.lease.number == 2
         zombie.start()  # it wakes up
         beat(zombie, lambda: not zombie._thread.is_alive())
-        for refused in (zombie.check, zombie.check_now, lambda: Work(store, KEY, zombie).publish(out, record_of(out))):
+        for refused in (zombie.check, zombie.check_now, lambda: its.publish(out, record_of(out, its))):
             with pytest.raises(LeaseLostError) as caught:
                 refused()
             assert isinstance(caught.value, TryAgainError)
         zombie.let_go(None)
         assert newest_lease(store.home, PREFIX).lease == work.held.lease
         mine = write_files(work.clear(), FILES)
-        work.publish(mine, record_of(mine))
-    sleeper = HeldLease(store.home, PREFIX, lease)  # it has seen nothing yet
+        work.publish(mine, record_of(mine, work))
+    sleeper = Work(store, KEY, HeldLease(store.home, PREFIX, lease))  # it has seen nothing yet
     with pytest.raises(LeaseLostError):
-        Work(store, KEY, sleeper).publish(out, record_of(out))
-    assert results(Store(new_home()).open(KEY)) == FILES
+        sleeper.publish(out, record_of(out, sleeper))
+    assert contents(Store(new_home()).open(KEY)) == FILES
+
+
+class Hanging:
+    """A home whose owner hangs within one call, until somebody else has done something."""
+
+    def __init__(self, home: Home, call: str, meanwhile: Callable[[], None]) -> None:
+        self._home, self._call, self._meanwhile = home, call, meanwhile
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._home, name)
+        if name != self._call or self._meanwhile is None:
+            return found
+
+        def late(*arguments: Any) -> Any:
+            meanwhile, self._meanwhile = self._meanwhile, None
+            if meanwhile is not None:
+                meanwhile()
+            return found(*arguments)
+
+        return late
+
+
+@pytest.mark.parametrize("call", ["put_file", "create", "list", "delete"])
+def test_an_owner_that_hangs_while_it_publishes_spoils_nothing_of_its_successor(store: Store, new_home: Callable[[], Home], tmp_path: Path, call: str):
+    lease, made = write_lease(store.home), []
+
+    def meanwhile() -> None:
+        winner = Store(Later(new_home(), STALE_S + 2))
+        with winner.work_on(KEY, {}) as work:
+            mine = write_files(work.clear(), FILES)
+            made.append(record_of(mine, work))
+            work.publish(mine, made[0])
+
+    hanging = Hanging(store.home, call, meanwhile)
+    zombie = Work(Store(hanging), KEY, HeldLease(hanging, PREFIX, lease))
+    out = write_files(tmp_path / "out", {"draft.bin": b"zombie!", "a-further.bin": b"x"})
+    if call == "delete":  # of pieces; publishing deletes nothing before its record is there
+        with pytest.raises(LeaseLostError):
+            zombie.pieces.keep("shard-1", out / "draft.bin")
+            zombie.held.check_now()
+    else:
+        with pytest.raises(LeaseLostError):
+            zombie.publish(out, record_of(out, zombie))
+    for seen in (store, Store(new_home())):
+        assert seen.record(KEY) == made[0] and contents(seen.open(KEY)) == FILES
+
+
+def test_an_owner_that_hangs_while_it_keeps_a_piece_spoils_none_of_its_successor(store: Store, new_home: Callable[[], Home], tmp_path: Path):
+    lease, found = write_lease(store.home), []
+
+    def meanwhile() -> None:
+        with pytest.raises(KeyboardInterrupt), Store(Later(new_home(), STALE_S + 2)).work_on(KEY, {}) as work:
+            work.pieces.keep("checkpoint", write_files(tmp_path / "mine", {"c": b"step 20"}) / "c")
+            raise KeyboardInterrupt
+
+    for call in ("put_file", "put"):
+        hanging = Hanging(store.home, call, meanwhile if call == "put_file" else lambda: None)
+        Work(Store(hanging), KEY, HeldLease(hanging, PREFIX, lease)).pieces.keep("checkpoint", write_files(tmp_path / call, {"c": b"step 10"}) / "c")
+        with Store(Later(new_home(), STALE_S + 2)).work_on(KEY, {}) as work:
+            found.append(work.pieces.find("checkpoint").read_bytes())
+    assert found == [b"step 20", b"step 20"]
 
 
 def test_a_zombie_that_saw_nothing_yet_meets_the_record(store: Store, new_home: Callable[[], Home]):
     record = publish(store)
     with pytest.raises(LeaseLostError, match="published"), store.work_on(KEY, {}) as work:
         work.publish(store.folder(KEY), record.model_copy(update={"files": {}}))
-    assert Store(new_home()).home.get(f"{PREFIX}record.json") is not None
+    assert contents(Store(new_home()).open(KEY)) == FILES
 
 
-def test_a_lease_that_does_not_parse_is_named(home: Home):
-    home.put(lease_key(PREFIX, 1), b"{")
-    with pytest.raises(ArtifactError, match="does not parse") as caught, hold(home):
+def test_an_owner_whose_files_its_successor_cleared_away_has_lost_the_lease_and_met_nothing_unexpected(store: Store, new_home: Callable[[], Home]):
+    with pytest.raises(LeaseLostError), store.work_on(KEY, {}) as work:
+        out = work.clear()
+        with Store(Later(new_home(), STALE_S + 2)).work_on(KEY, {}):
+            shutil.rmtree(work.scratch)
+        (out / "draft.bin").write_bytes(b"into a folder that is gone")
+    assert newest_lease(store.home, PREFIX).lease.number == 2
+
+
+def test_an_error_of_an_owner_that_still_has_its_lease_stays_that_error(store: Store):
+    with pytest.raises(FileNotFoundError), store.work_on(KEY, {}):
+        Path("/no/such/file").read_bytes()
+    assert newest_lease(store.home, PREFIX).lease.error["kind"] == StageError.__name__
+
+
+NAMELESS_FAILURE = re.compile(rb'"error": \{[^}]*\}', re.DOTALL)
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "failed without a reason", "nested"])
+def test_a_lease_that_cannot_be_read_is_somebodys_until_it_is_stale(home: Home, damage: str):
+    with pytest.raises(StageError), hold(home):
+        raise StageError(what="x", where="y", fix="z")
+    good = home.get(lease_key(PREFIX, 1))
+    broken = {"empty": b"", "cut": good[:40], "failed without a reason": NAMELESS_FAILURE.sub(b'"error": null', good), "nested": b"[" * 100_000}[damage]
+    assert broken != good
+    home.put(lease_key(PREFIX, 1), broken)
+    seen = newest_lease(home, PREFIX)
+    assert (seen.state(), seen.lease.number, seen.lease.stage) == ("running", 1, KEY.stage)
+    with pytest.raises(LeaseHeldError, match="somebody"), hold(home):
         pass
-    assert caught.value.where == home.place(lease_key(PREFIX, 1))
+    late = Later(home, STALE_S + 2)
+    assert newest_lease(late, PREFIX).state() == "stale"
+    with hold(late) as held:
+        assert held.lease.number == 2
+
+
+def test_a_lease_of_a_time_to_come_is_no_eternal_one(home: Home):
+    write_lease(home)
+    assert newest_lease(home, PREFIX).state() == "running"
+    early = Later(home, -STALE_S - 2)  # its clock was set back since
+    assert newest_lease(early, PREFIX).state() == "stale"
+    with hold(early) as held:
+        assert held.lease.number == 2

@@ -35,7 +35,7 @@ def test_a_kept_piece_is_found_by_the_next_attempt_on_another_machine(store: Sto
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "deleted", "its sum flipped", "its sum truncated"])
 def test_a_damaged_piece_is_not_found_and_can_be_made_again(store: Store, new_home: Callable[[], Home], tmp_path: Path, damage: str):
-    key = f"{KEY.prefix}work/shard-1"
+    key = f"{KEY.prefix}work/00001/shard-1"
     with store.work_on(KEY, {}) as work:
         work.pieces.keep("shard-1", piece(tmp_path, b"whole"))
         total = store.home.get(f"{key}.sum")
@@ -68,7 +68,7 @@ def test_a_piece_is_replaced(store: Store, new_home: Callable[[], Home], tmp_pat
     with store.work_on(KEY, {}) as work:
         for content in (b"step 10", b"step 20, longer"):
             work.pieces.keep("checkpoint", piece(tmp_path, content))
-            with_other_eyes = Store(new_home()).home.fetch(f"{KEY.prefix}work/checkpoint")
+            with_other_eyes = Store(new_home()).home.fetch(f"{KEY.prefix}work/00001/checkpoint")
             assert work.pieces.find("checkpoint").read_bytes() == content == with_other_eyes.read_bytes()
 
 
@@ -76,7 +76,7 @@ def test_pieces_go_when_the_artifact_is_there(store: Store, tmp_path: Path):
     with store.work_on(KEY, {}) as work:
         out = write_files(work.clear(), FILES)
         work.pieces.keep("shard-1", piece(tmp_path, b"one"))
-        work.publish(out, record_of(out))
+        work.publish(out, record_of(out, work))
     assert store.home.list(f"{KEY.prefix}work/") == [] and not store.home.local(f"{KEY.prefix}work").exists()
 
 

@@ -39,20 +39,19 @@ def artifact(tmp_path: Path) -> Path:
 
 def test_a_record_reads_back_equal(artifact: Path, tmp_path: Path):
     record = record_of(artifact)
-    path = tmp_path / "record.json"
-    path.write_bytes(encode_record(record))
-    assert read_record(path) == record == decode_record(path.read_bytes(), path)
+    (tmp_path / "record.json").write_bytes(encode_record(record))
+    assert read_record(tmp_path / record.folder) == record == decode_record(encode_record(record), "here")
     assert record.files["a.bin"].size_bytes == 8 and record.files["a.bin"].sha256 == sha256_of(artifact / "a.bin")
     assert sorted(record.files) == ["a.bin", "sub/b.bin"]
 
 
 def test_no_record_is_none(tmp_path: Path):
-    assert read_record(tmp_path / "record.json") is None
+    assert read_record(tmp_path / "files-0123456789ab") is None
     (tmp_path / "file").touch()
-    assert read_record(tmp_path / "file" / "record.json") is None
+    assert read_record(tmp_path / "file" / "files-0123456789ab") is None
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"text"', b'{"stage": "train"}', b'{"record_schema": 2}', b"\xff\xfe\x00"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"text"', b'{"stage": "train"}', f'{{"record_schema": {SCHEMA}}}'.encode(), b"\xff\xfe\x00", b"[" * 100_000])
 def test_a_broken_record_raises_and_is_named(content: bytes):
     with pytest.raises(ArtifactError, match="damaged") as caught:
         decode_record(content, "here/record.json")
@@ -109,5 +108,5 @@ def test_a_damaged_file_is_named(artifact: Path, damage, words: str):
     damage(artifact / "a.bin")
     with pytest.raises(ArtifactError, match=words) as caught:
         verify_files(artifact, record, "here")
-    assert caught.value.where == "here/a.bin" and "delete here" in caught.value.fix
+    assert caught.value.where == f"here/{record.folder}/a.bin" and "delete here" in caught.value.fix
     assert not is_whole(artifact / "a.bin", record.files["a.bin"])

@@ -12,16 +12,17 @@ import pytest
 from raysd.artifacts import ArtifactKey, Record, Store
 from raysd.artifacts.home import Home
 from raysd.artifacts.lease import LeaseHeldError
-from raysd.artifacts.record import SCHEMA, encode_record
-from raysd.errors import ArtifactError
+from raysd.artifacts.record import SCHEMA, encode_record, read_record
+from raysd.artifacts.store import Work
+from raysd.errors import ArtifactError, DamagedError
 from tests.records import make_record, publish_files, write_files
 
 KEY = ArtifactKey("tiny", "train", "a" * 32)
 FILES = {"draft.bin": b"weights", "sub/log.txt": b"fine"}
 
 
-def record_of(folder: Path, key: ArtifactKey = KEY) -> Record:
-    return make_record(key, folder, metrics={"accepted": 1234})
+def record_of(out: Path, work: Work, key: ArtifactKey = KEY) -> Record:
+    return make_record(key, out, folder=work.folder, metrics={"accepted": 1234})
 
 
 def publish(store: Store, key: ArtifactKey = KEY, files: dict[str, bytes] = FILES) -> Record:
@@ -32,10 +33,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def results(folder: Path) -> dict[str, bytes]:
-    return {name: content for name, content in contents(folder).items() if name != "record.json" and not name.startswith("lease-")}
-
-
 def test_what_is_published_is_found_with_its_files(store: Store, new_home: Callable[[], Home]):
     assert (
         store.record(KEY) is None and store.newest_record("tiny", "train") is None and store.lease(KEY) is None and store.inventory() == []
@@ -44,23 +41,23 @@ def test_what_is_published_is_found_with_its_files(store: Store, new_home: Calla
     for seen in (store, Store(new_home())):
         assert seen.record(KEY) == record
         folder = seen.open(KEY)
-        assert folder == seen.folder(KEY) and results(folder) == FILES and (folder / "record.json").is_file()
+        assert folder == seen.folder(KEY) / record.folder and contents(folder) == FILES and read_record(folder) == record
         assert seen.open(KEY) == folder
     assert [entry.key.removeprefix(KEY.prefix) for entry in store.home.list(KEY.prefix)] == [
-        "draft.bin",
+        f"{record.folder}/draft.bin",
+        f"{record.folder}/sub/log.txt",
         "lease-00001.json",
         "record.json",
-        "sub/log.txt",
     ]
 
 
 def test_a_published_file_need_not_be_fetched_by_the_one_that_published_it(store: Store):
-    publish(store)
-    assert results(store.folder(KEY)) == FILES
+    record = publish(store)
+    assert contents(store.folder(KEY) / record.folder) == FILES
 
 
 def test_files_without_a_record_are_no_artifact(store: Store):
-    store.home.put(KEY.prefix + "draft.bin", b"half")
+    store.home.put(f"{KEY.prefix}files-0123456789ab/draft.bin", b"half")
     assert store.record(KEY) is None
     with pytest.raises(ArtifactError, match="no train artifact"):
         store.open(KEY)
@@ -69,16 +66,18 @@ def test_files_without_a_record_are_no_artifact(store: Store):
 def test_a_publish_that_was_cut_short_is_done_again_without_its_leftovers(store: Store, new_home: Callable[[], Home]):
     with pytest.raises(ArtifactError), store.work_on(KEY, {}) as work:
         out = write_files(work.clear(), {"a-leftover.bin": b"of the first attempt", **FILES})
-        record = record_of(out)
+        record = record_of(out, work)
         (out / "sub" / "log.txt").unlink()
         work.publish(out, record)
-    assert store.home.get(KEY.prefix + "a-leftover.bin") is not None
+    leftover = f"{KEY.prefix}{record.folder}/a-leftover.bin"
+    assert store.home.get(leftover) is not None
     assert store.record(KEY) is None and Store(new_home()).record(KEY) is None and store.lease(KEY).state() == "failed"
     with pytest.raises(ArtifactError, match="no train artifact"):
         store.open(KEY)
     publish(Store(new_home()))
     for seen in (store, Store(new_home())):
-        assert results(seen.open(KEY)) == FILES
+        assert contents(seen.open(KEY)) == FILES
+    assert store.home.get(leftover) is None
 
 
 @pytest.mark.parametrize(
@@ -87,15 +86,15 @@ def test_a_publish_that_was_cut_short_is_done_again_without_its_leftovers(store:
 def test_a_damaged_artifact_does_not_open_and_the_file_is_named(
     store: Store, new_home: Callable[[], Home], content: bytes | None, words: str
 ):
-    publish(store)
-    store.home.put(KEY.prefix + "draft.bin", content) if content else store.home.delete([KEY.prefix + "draft.bin"])
+    file = f"{KEY.prefix}{publish(store).folder}/draft.bin"
+    store.home.put(file, content) if content else store.home.delete([file])
     other = Store(new_home())
     for _ in range(2):
-        with pytest.raises(ArtifactError, match=words) as caught:
+        with pytest.raises(DamagedError, match=words) as caught:
             other.open(KEY)
-        assert caught.value.where == store.place(KEY, "draft.bin") and f"delete {store.place(KEY)}" in caught.value.fix
-    store.home.put(KEY.prefix + "draft.bin", b"weights")
-    assert results(other.open(KEY)) == FILES
+        assert caught.value.where == store.home.place(file) and f"delete {store.place(KEY)}" in caught.value.fix
+    store.home.put(file, b"weights")
+    assert contents(other.open(KEY)) == FILES
 
 
 def test_a_flipped_digit_of_a_metric_is_refused(store: Store):
@@ -155,7 +154,7 @@ def test_the_inventory_holds_what_is_there_and_deleting_takes_it_away(store: Sto
     assert found.keys() == {KEY, unfinished}
     assert (
         found[KEY].size_bytes == sum(entry.size_bytes for entry in store.home.list(KEY.prefix))
-        and found[KEY].entry("draft.bin").size_bytes == 7
+        and found[KEY].entry(f"{record.folder}/draft.bin").size_bytes == 7
     )
     assert abs(found[KEY].modified_s - store.home.now_s()) < 60
     first, second = store.read_all([found[KEY], found[unfinished]])
@@ -167,7 +166,7 @@ def test_the_inventory_holds_what_is_there_and_deleting_takes_it_away(store: Sto
     store.delete(found[KEY])
     assert store.record(KEY) is None and Store(new_home()).record(KEY) is None
     assert [each.key for each in store.inventory()] == [unfinished]
-    assert not results(store.folder(KEY))
+    assert not store.folder(KEY).exists() or not contents(store.folder(KEY) / record.folder)
     assert store.home.get("notes.txt") == b"of a person"
 
 

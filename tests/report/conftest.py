@@ -191,7 +191,7 @@ class Demo:
         return self.held.enter_context(attempt(self.root / "store", self.experiment(), inputs))
 
     def folder(self, stage: str, metrics: dict[str, Any], elapsed_s: float) -> Path:
-        folder = self.root / "inputs" / stage
+        folder = self.root / "inputs" / stage / "files-0123456789ab"
         folder.mkdir(parents=True)
         record = Record(
             experiment="smollm2-cpu",
@@ -207,9 +207,10 @@ class Demo:
             ended="2026-01-01T10:10:00+00:00",
             elapsed_s=elapsed_s,
             attempt=1,
+            folder=folder.name,
             files={},
         )
-        (folder / "record.json").write_bytes(encode_record(record))
+        (folder.parent / "record.json").write_bytes(encode_record(record))
         return folder
 
 

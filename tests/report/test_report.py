@@ -277,7 +277,7 @@ def test_inputs_that_cannot_be_read_are_named(demo, damage):
     if damage == "no sweep":
         run = dataclasses.replace(run, inputs={})
     elif damage == "no record":
-        (run.inputs["sweep"] / "record.json").unlink()
+        (run.inputs["sweep"].parent / "record.json").unlink()
     elif damage == "no cells":
         cells.unlink()
     elif damage == "no column":
