@@ -7,13 +7,13 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raysd import __version__
-from raysd.arguments import Parser
+from raysd.arguments import Parser, positive
 from raysd.errors import ArtifactError, ExperimentError, RaysdError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LOG_POLL_S = 1.0
 STORE_HELP = "the artifacts' folder, or s3://BUCKET/PREFIX[?endpoint_url=URL&region=NAME&addressing_style=path]; default: the experiment's `store`"
-EXIT_CODES = "exit codes: 0 done, 1 failed, 64 wrong configuration, 75 try again"
+EXIT_CODES = "exit codes: 0 done, 1 failed, 64 wrong configuration, 75 try again, 128 + N ended by signal N (130: Ctrl-C)"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -72,11 +72,11 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--all", action="store_true", help="show every artifact, not only the newest of each stage (--json always does)")
     logs = of_experiment(verb("logs", _logs, "Prints the log of a stage's job: the one written last, or that of the stage named."))
     logs.add_argument("stage", metavar="STAGE", nargs="?", help="capture, train, quantize, sweep or report")
-    logs.add_argument("--attempt", type=int, help="default: the newest")
+    logs.add_argument("--attempt", type=positive, help="default: the newest")
     logs.add_argument("--follow", action="store_true", help="go on while the stage runs")
-    of_experiment(verb("stop", _stop, "Stops what runs, wherever it runs: of an experiment, or with --store alone of the whole store."), required=False)
-    gc = as_json(verb("gc", _gc, "Shows what the store could do without, and with --delete deletes it. Kept are the newest experiment of each name "
-                                 "with all that it refers to, and what is being made."))
+    of_experiment(verb("stop", _stop, "Stops whoever runs an experiment, and its stage that runs, wherever that is; with --store alone those of the whole store."), required=False)
+    gc = as_json(verb("gc", _gc, "Shows what the store could do without, and with --delete deletes it. Kept is what each name stands for since its "
+                                 "newest run, and all that somebody who runs makes or reads."))
     gc.add_argument("--older-than", default="30d", metavar="AGE", help="only what was not written for so long: 30d, 12h, 0s; default: %(default)s")
     gc.add_argument("--delete", action="store_true", help="delete it; without this, nothing is changed")
     return parser
@@ -112,7 +112,7 @@ def _guarded(command: Callable[[], int], debug: bool) -> int:
 def _run(args: argparse.Namespace) -> int:
     from raysd.pipeline import preflight
     from raysd.pipeline.display import open_display
-    from raysd.pipeline.runner import run_stages
+    from raysd.pipeline.runner import blocked_error, run_stages
     from raysd.pipeline.summary import render, summarize
     from raysd.signals import raise_when_terminated
 
@@ -126,21 +126,39 @@ def _run(args: argparse.Namespace) -> int:
         if args.address is None:
             preflight.check_local_resources(experiment, planned)
     with open_display(sys.stderr) as display:
+        if blocked_error(planned, store) is None:
+            _resolve(planned, store, display)
         outcome = run_stages(planned, store, _connect(args.address, experiment, store, display), display)
-    summary = summarize(experiment.name, outcome, store, time.monotonic() - started)
+    report = outcome.stages[-1]
+    if report.state == "cached":
+        store.open(report.stage.key)  # what is handed out is looked at as a stage would: whole, and not only its size
+    summary = summarize(experiment.name, outcome, time.monotonic() - started)
     print(json.dumps(summary, indent=1) if args.json else render(summary), flush=True)
     if outcome.error is not None:
         raise outcome.error
     return 0
 
 
+def _resolve(planned: list[PlannedStage], store: Store, display: Display) -> None:
+    """Makes the experiment's name stand for this plan. Whoever may only read a store can still have what is in it."""
+    from raysd.pipeline.preflight import resolve
+
+    try:
+        resolve([entry.stage for entry in planned], store)
+    except ArtifactError as err:
+        if any(entry.state == "run" for entry in planned):
+            raise
+        display.note(f"`raysd gc` is not told that this is what {planned[0].stage.experiment} stands for now: {err.what}")
+
+
 def _plan(args: argparse.Namespace) -> int:
     from raysd.pipeline.plan import PLAN_HEADER, block
     from raysd.pipeline.preflight import artifact_bytes, check_planned_target
+    from raysd.pipeline.runner import blocked_error
     from raysd.pipeline.summary import table
 
     experiment, store, planned = _planned(args)
-    refusal: ExperimentError | None = None
+    refusal: RaysdError | None = blocked_error(planned, store)
     try:
         with _naming(args.spec):
             check_planned_target(planned, store)
@@ -149,24 +167,27 @@ def _plan(args: argparse.Namespace) -> int:
     expected = artifact_bytes([entry.stage.name for entry in planned], experiment)
     told = [(entry, experiment.hardware.of_stage(entry.stage.name), expected[entry.stage.name]) for entry in planned]
     if args.json:
-        print(json.dumps({"experiment": experiment.name, "stages": [entry.as_json(*facts) for entry, *facts in told]}, indent=1))
+        print(json.dumps({"experiment": experiment.name, "stages": [entry.as_json(*facts) for entry, *facts in told]}, indent=1), flush=True)
     else:
-        print("\n".join(table([PLAN_HEADER, *(entry.as_row(*facts) for entry, *facts in told)])))
+        print("\n".join(table([PLAN_HEADER, *(entry.as_row(*facts) for entry, *facts in told)])), flush=True)
     if refusal is not None:
         raise refusal
     return 0
 
 
 def _report(args: argparse.Namespace) -> int:
+    from raysd.pipeline.runner import blocked_error
     from raysd.pipeline.summary import REPORT
 
     _, store, planned = _planned(args)
     report = planned[-1]
-    if report.state != "cached":
+    if report.state == "blocked":
+        raise blocked_error(planned, store)
+    if report.state == "run":
         raise ArtifactError(
             what=f"there is no report of this experiment yet ({report.why})",
             where=store.place(report.stage.key),
-            fix=f"raysd run {args.spec}",
+            fix=f"raysd run {args.spec}" + ("" if args.store is None else f" --store {args.store}"),
         )
     print(store.open(report.stage.key) / REPORT)
     return 0
@@ -177,17 +198,19 @@ def _status(args: argparse.Namespace) -> int:
     from raysd.pipeline.summary import table
 
     name, store = _store_of(args)
-    told = statuses(store, name)
+    skipped: list[ArtifactError] = []
+    told = statuses(store, name, skipped)
+    shown = told if args.all or args.json else newest(told)
     if args.json:
-        print(json.dumps([status.as_json() for status in told], indent=1))
-        return 0
-    shown = told if args.all else newest(told)
-    if not shown:
+        print(json.dumps([status.as_json() for status in shown], indent=1), flush=True)
+    elif shown:
+        print("\n".join(table([STATUS_HEADER, *(status.as_row() for status in shown)])), flush=True)
+    else:
         print(f"nothing is in {store.uri}" + (f" of {name}" if name else ""), file=sys.stderr)
-        return 0
-    print("\n".join(table([STATUS_HEADER, *(status.as_row() for status in shown)])))
     if len(shown) < len(told):
         print(f"and {len(told) - len(shown)} older: --all", file=sys.stderr)
+    if skipped:
+        raise skipped[0]
     return 0
 
 
@@ -237,22 +260,28 @@ def _gc(args: argparse.Namespace) -> int:
     _, store = _store_of(args)
     garbage = find_garbage(store, older_than_s)
     if args.delete:
-        delete_garbage(store, garbage)
+        garbage = delete_garbage(store, garbage)
     if args.json:
         print(json.dumps(garbage.as_json(args.delete), indent=1))
         return 0
-    for place in garbage.damaged:
-        print(f"damaged, and left: {place}", file=sys.stderr)
+    for line in garbage.left:
+        print(f"left: {line}", file=sys.stderr)
     if garbage.artifacts:
         rows = [[each.key.experiment, each.key.stage, each.key.fingerprint[:8], f"{each.size_bytes / 1e6:,.1f} MB",
                  f"{(garbage.now_s - each.modified_s) / 86400:.1f} days"] for each in garbage.artifacts]
         print("\n".join(table([["experiment", "stage", "fingerprint", "size", "not written for"], *rows])))
+    for upload in garbage.uploads:
+        print(f"unfinished: {store.home.place(upload.key)}")
     if not garbage.artifacts and not garbage.uploads:
         print(f"nothing that was not written for {args.older_than} can go")
         return 0
     done = "deleted" if args.delete else "nothing is deleted without --delete"
-    print(f"{len(garbage.artifacts)} artifacts and {len(garbage.uploads)} unfinished uploads, {garbage.size_bytes / 1e6:,.1f} MB: {done}")
+    print(f"{_count(garbage.artifacts, 'artifact')} and {_count(garbage.uploads, 'unfinished upload')}, {garbage.size_bytes / 1e6:,.1f} MB: {done}")
     return 0
+
+
+def _count(things: Sequence[object], noun: str) -> str:
+    return f"{len(things)} {noun}" + ("" if len(things) == 1 else "s")
 
 
 def _store_of(args: argparse.Namespace) -> tuple[str | None, Store]:
@@ -263,7 +292,10 @@ def _store_of(args: argparse.Namespace) -> tuple[str | None, Store]:
     if args.spec is None and args.store is None:
         raise ExperimentError(what="no store is named", where="--store", fix="name the store with --store, or an experiment file that names one")
     experiment = None if args.spec is None else load_experiment(args.spec)
-    return None if experiment is None else experiment.name, open_store(args.store or experiment.store)
+    store = open_store(experiment.store if args.store is None else args.store)
+    if args.store is not None and not store.home.exists():
+        raise ArtifactError(what="there is no store", where=f"--store: {store.uri}", fix="correct it; `raysd run` makes a new one")
+    return None if experiment is None else experiment.name, store
 
 
 def _planned(args: argparse.Namespace) -> tuple[Experiment, Store, list[PlannedStage]]:
@@ -271,14 +303,14 @@ def _planned(args: argparse.Namespace) -> tuple[Experiment, Store, list[PlannedS
     from raysd.backends.stores import open_store
     from raysd.experiment import load_experiment
     from raysd.pipeline.plan import plan
-    from raysd.pipeline.preflight import check_experiment, stages_of
+    from raysd.pipeline.preflight import chain_of, check_experiment
 
     experiment = load_experiment(args.spec)
     with _naming(args.spec):
-        stages = stages_of(experiment)
-        check_experiment(experiment)
-        store = open_store(args.store or experiment.store)
-        return experiment, store, plan(stages, store)
+        chain = chain_of(experiment)
+        check_experiment(chain.experiment)
+        store = open_store(experiment.store if args.store is None else args.store)
+        return chain.experiment, store, plan(chain.stages, store)
 
 
 @contextmanager

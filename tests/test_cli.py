@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 import raysd
+from raysd.artifacts import ArtifactKey, FolderHome
 from raysd.backends.stores import open_store
-from raysd.errors import StageError
+from raysd.cli import main
+from raysd.errors import ArtifactError, StageError
 from raysd.experiment import load_experiment
-from raysd.pipeline.preflight import stages_of
-from tests.records import publish_stage
+from raysd.pipeline.preflight import resolve, stages_of
+from tests.records import publish_files, publish_stage
 
 HEAVY = ("torch", "ray", "vllm", "transformers", "quark", "pydantic", "numpy", "pyarrow", "rich")
 
@@ -147,7 +149,8 @@ def filled(write_experiment: Callable[..., Path], tmp_path: Path) -> Path:
     """An experiment of sweep and report; the sweep is done, and the report's attempt failed and left a log."""
     spec = write_experiment(capture=None, train=None, quantize=None, sweep={"arms": ["none"]})
     store = open_store(str(tmp_path / "runs"))
-    sweep, report = stages_of(load_experiment(spec))
+    sweep, report = stages = stages_of(load_experiment(spec))
+    resolve(stages, store)
     publish_stage(store, sweep)
     with store.log(report.key, 1) as log:
         log.write("the first attempt")
@@ -164,8 +167,22 @@ def test_status_prints_a_table_or_json(filled: Path, tmp_path: Path):
     assert all(entry.keys() >= {"experiment", "stage", "state", "fingerprint", "started", "owner"} and "@" in entry["owner"] for entry in entries)
     shown = call("status", filled)
     assert shown.returncode == 0 and "no cell is valid" in shown.stdout and len(shown.stdout.splitlines()) == 3
-    empty = call("status", "--store", tmp_path / "nowhere")
-    assert (empty.returncode, empty.stdout) == (0, "") and "nothing is in" in empty.stderr and not (tmp_path / "nowhere").exists()
+    (tmp_path / "empty").mkdir()
+    empty = call("status", "--store", tmp_path / "empty")
+    assert (empty.returncode, empty.stdout) == (0, "") and "nothing is in" in empty.stderr
+
+
+@pytest.mark.parametrize("verb", ["status", "stop", "gc", "logs"])
+def test_a_mistyped_store_is_no_empty_one(filled: Path, tmp_path: Path, verb: str):
+    done = call(verb, *([filled] if verb == "logs" else []), "--store", tmp_path / "nowhere")
+    assert (done.returncode, done.stdout) == (1, "") and "there is no store" in done.stderr and not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("store", ["", "  ", "~nosuchuser-0f3a/runs"])
+def test_a_store_text_that_names_nothing_is_refused_by_every_verb(filled: Path, store: str):
+    for verb in ("run", "plan", "report", "status", "logs", "stop", "gc"):
+        done = call(verb, *([] if verb == "gc" else [filled]), "--store", store)
+        assert done.returncode == 64 and "--store" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_logs_prints_the_newest_or_the_one_asked_for(filled: Path):
@@ -184,14 +201,55 @@ def test_stop_with_nothing_to_stop_says_so(filled: Path, tmp_path: Path):
 
 def test_gc_is_dry_until_told(filled: Path, tmp_path: Path):
     runs = tmp_path / "runs"
+    publish_files(open_store(str(runs)), ArtifactKey("tiny", "train", "a" * 32), {})
     before = sorted(path for path in runs.rglob("*"))
     dry = call("gc", "--store", runs, "--older-than", "0s")
-    assert dry.returncode == 0 and "--delete" in dry.stdout and "report" in dry.stdout and sorted(runs.rglob("*")) == before
+    assert dry.returncode == 0 and "--delete" in dry.stdout and "1 artifact and 0 unfinished uploads" in dry.stdout and sorted(runs.rglob("*")) == before
     assert json.loads(call("gc", "--store", runs, "--json").stdout)["artifacts"] == []
     deleted = json.loads(call("gc", "--store", runs, "--older-than", "0s", "--delete", "--json").stdout)
-    assert deleted["deleted"] and [entry["stage"] for entry in deleted["artifacts"]] == ["report"]
-    assert not list(runs.glob("tiny/report/*")) and len(list(runs.glob("tiny/sweep/*/record.json"))) == 1
+    assert deleted["deleted"] and [entry["stage"] for entry in deleted["artifacts"]] == ["train"]
+    assert not list(runs.glob("tiny/train/*")) and len(list(runs.glob("tiny/sweep/*/record.json"))) == 1 and list(runs.glob("tiny/report/*"))
     assert call("gc", "--store", runs, "--older-than", "soon").returncode == 64
+
+
+@pytest.fixture
+def finished(filled: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """An experiment whose artifacts all exist, and the file of its report."""
+    store = open_store(str(tmp_path / "runs"))
+    report = stages_of(load_experiment(filled))[-1]
+    record = publish_files(store, report.key, {"report.html": b"<html>"}, identity=report.identity)
+    return filled, store.folder(report.key) / record.folder / "report.html"
+
+
+def test_a_run_that_finds_all_hands_out_a_report_that_is_whole(finished: tuple[Path, Path]):
+    spec, report = finished
+    done = call("run", spec)
+    assert done.returncode == 0 and f"report: {report}" in done.stdout and call("report", spec).stdout == f"{report}\n"
+    report.write_bytes(b"<htmX>")
+    for verb in ("run", "report"):
+        done = call(verb, spec)
+        assert done.returncode == 1 and "SHA-256" in done.stderr and str(report) in done.stderr and done.stdout == ""
+
+
+def test_what_a_record_that_is_damaged_blocks_fails_in_plan_too(finished: tuple[Path, Path]):
+    spec, report = finished
+    (report.parent.parent / "record.json").write_text("{")
+    for verb in ("plan", "report", "run"):
+        done = call(verb, spec)
+        assert done.returncode == 1 and "the stage report cannot run: the record is damaged" in done.stderr and "delete" in done.stderr
+    assert "blocked" in call("plan", spec).stdout
+
+
+def test_a_run_that_finds_all_needs_no_right_to_write(finished: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    spec, _ = finished
+    (tmp_path / "runs" / "tiny" / "experiment.json").unlink()
+    monkeypatch.setattr(FolderHome, "create", refused)
+    monkeypatch.setattr("raysd.signals.raise_when_terminated", lambda: None)  # the handlers belong to a process of its own
+    assert main(["run", str(spec)]) == 0
+
+
+def refused(*_: object) -> bool:
+    raise ArtifactError(what="the store cannot be written: Read-only file system", where="store", fix="make it writable")
 
 
 def test_another_target_under_the_name_exits_64_and_plan_says_so(filled: Path, tmp_path: Path):

@@ -135,8 +135,7 @@ class RayJobClient:
             with _explained(f"asking for {job_id}"):
                 ended = self._has_ended(job_id)  # asked first: what is written before the end is then in the log that is read next
             try:
-                with _explained(f"reading the log of {job_id}"):
-                    lines = _within(CALL_TIMEOUT_S, self._client.get_job_logs, job_id).split("\n")
+                lines = self.log(job_id).split("\n")
             except TryAgainError:
                 if ended:
                     return  # the log was lost with the job's node: how it ended, the job server still knows
@@ -150,6 +149,10 @@ class RayJobClient:
                 if ended:
                     return
             time.sleep(POLL_S)
+
+    def log(self, job_id: str) -> str:
+        with _explained(f"reading the log of {job_id}"):
+            return _within(CALL_TIMEOUT_S, self._client.get_job_logs, job_id)
 
     def outcome(self, job_id: str) -> JobOutcome:
         with _explained(f"asking for {job_id}"):

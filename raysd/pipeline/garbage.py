@@ -1,22 +1,20 @@
 """What a store could do without: `raysd gc`.
 
-Kept are the newest resolved experiment of each name with all that it refers to, and what a running stage makes or reads. Of the rest goes what has
-not been written for a while.
+Kept are the newest resolved experiment of each name with all that it refers to, and what is being made or read by whoever runs. Of the rest goes what has
+not been written for a while. What raysd did not write is never touched.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from raysd.artifacts import ArtifactKey, Store
-from raysd.artifacts.home import Entry
-from raysd.artifacts.record import NAME
-from raysd.artifacts.store import Content, Found
-from raysd.errors import ExperimentError
-from raysd.pipeline.status import is_running
+from raysd.artifacts.home import OF_ARTIFACT, Entry
+from raysd.artifacts.store import RUN, Content, Found
+from raysd.errors import ArtifactError, DamagedError, ExperimentError
+from raysd.pipeline.stages import VERSIONS
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -28,8 +26,8 @@ class Garbage:
     artifacts: list[Found]
     uploads: list[Entry]
     """Begun and never finished."""
-    damaged: list[str]
-    """Places of artifacts that cannot be read: only a person can tell what they were."""
+    left: list[str]
+    """Why something was left that nobody may need, a line each: only a person can tell what it is."""
     now_s: float
 
     @property
@@ -44,46 +42,53 @@ class Garbage:
             "artifacts": [{"experiment": each.key.experiment, "stage": each.key.stage, "fingerprint": each.key.fingerprint, "bytes": each.size_bytes,
                            "age_s": round(self.now_s - each.modified_s)} for each in self.artifacts],
             "uploads": [each.key for each in self.uploads],
-            "damaged": self.damaged,
+            "left": self.left,
         }
 
 
 def read_age_s(text: str) -> float:
     """Seconds of `30d`, `12h`, `90m`, `0s`. Raises ExperimentError for any other text."""
-    match = re.fullmatch(r"(\d+)([smhdw])", text)
+    match = re.fullmatch(r"([0-9]{1,6})([smhdw])", text)
     if match is None:
-        raise ExperimentError(what=f"`{text}` is not an age", where="--older-than", fix="write a number with s, m, h, d or w, for instance 30d")
+        raise ExperimentError(what=f"`{text}` is not an age", where="--older-than",
+                              fix="write a number of up to six digits with s, m, h, d or w, for instance 30d")
     return int(match[1]) * UNITS_S[match[2]]
 
 
 def find_garbage(store: Store, older_than_s: float) -> Garbage:
     """What may go. Reads all records and leases; deletes nothing."""
-    found = store.inventory()
+    skipped: list[ArtifactError] = []
+    found = store.inventory(skipped=skipped)
     contents = dict(zip([each.key for each in found], store.read_all(found), strict=True))
     now_s = store.home.now_s() if found else 0.0
-    kept = referred(roots(found, contents), contents)
-    return Garbage(
-        artifacts=[each for each in found if each.key not in kept and contents[each.key].error is None and now_s - each.modified_s >= older_than_s],
-        uploads=store.home.abandoned(older_than_s),
-        damaged=[store.place(each.key) for each in found if contents[each.key].error is not None],
-        now_s=now_s,
-    )
+    left = [f"{error.where}: {error.what}" for error in skipped]
+    kept: set[ArtifactKey] = set()
+    for name in sorted({key.experiment for key in contents}):
+        try:
+            if any(error.where.startswith(store.home.place(f"{name}/")) for error in skipped):
+                raise DamagedError(what="what cannot be read may refer to the rest", where=store.home.place(name), fix="make it readable")
+            kept |= protected(store, name, contents)
+        except DamagedError as err:
+            left.append(f"all of {name}: {err.what} ({err.where})")
+            kept |= {key for key in contents if key.experiment == name}
+    left += [f"{store.place(key)}: {content.error.what}" for key, content in contents.items() if key not in kept and content.error is not None]
+    gone = [each for each in found if each.key not in kept and _is_ours(each, contents[each.key]) and now_s - each.modified_s >= older_than_s]
+    busy = {key for key, content in contents.items() if _is_running(content)}
+    uploads = [entry for entry in store.home.abandoned(older_than_s) if (key := _artifact_of(entry)) is not None and key not in busy]
+    return Garbage(artifacts=gone, uploads=uploads, left=left, now_s=now_s)
 
 
-def roots(found: Iterable[Found], contents: dict[ArtifactKey, Content]) -> set[ArtifactKey]:
-    """What is kept for its own sake: all artifacts of the newest resolved experiment of each name, and all that is being made."""
-    newest: dict[str, tuple[float, dict[str, Any]]] = {}
-    for each in found:
-        record, entry = contents[each.key].record, each.entry(NAME)
-        if record is not None and entry is not None and entry.modified_s >= newest.get(each.key.experiment, (0.0, {}))[0]:
-            newest[each.key.experiment] = (entry.modified_s, record.section)
-    kept = set()
-    for key, content in contents.items():
-        if content.record is not None and content.record.section == newest[key.experiment][1]:
-            kept.add(key)
-        if content.record is None and content.lease is not None and content.lease.state() == "running":
-            kept.add(key)
-    return kept
+def protected(store: Store, experiment: str, contents: dict[ArtifactKey, Content]) -> set[ArtifactKey]:
+    """What is kept of an experiment: what its name stands for, and all that somebody who runs makes or reads.
+
+    Raises DamagedError if nobody can tell what the name stands for.
+    """
+    resolved = store.resolved(experiment)
+    if resolved is None:
+        raise DamagedError(what="what its name stands for now is not written", where=f"{experiment}/experiment.json", fix="run it once, or delete it by hand")
+    kept = {ArtifactKey(experiment, stage, fingerprint) for stage, fingerprint in resolved.stages.items()}
+    kept |= {key for key, content in contents.items() if key.experiment == experiment and _is_running(content)}
+    return referred(kept, contents)
 
 
 def referred(keys: set[ArtifactKey], contents: dict[ArtifactKey, Content]) -> set[ArtifactKey]:
@@ -102,9 +107,43 @@ def referred(keys: set[ArtifactKey], contents: dict[ArtifactKey, Content]) -> se
     return reached
 
 
-def delete_garbage(store: Store, garbage: Garbage) -> None:
-    """Deletes it; an artifact that somebody has begun to work on since is left."""
-    for each in garbage.artifacts:
-        if not is_running(store, each.key):
-            store.delete(each)
+def delete_garbage(store: Store, garbage: Garbage) -> Garbage:
+    """Deletes what is still garbage now; returns what that was. Asked anew for each name, since a run may have begun that reads what was not needed before."""
+    deleted, left = [], list(garbage.left)
+    for name in sorted({each.key.experiment for each in garbage.artifacts}):
+        found = store.inventory(name)
+        contents = dict(zip([each.key for each in found], store.read_all(found), strict=True))
+        try:
+            kept = protected(store, name, contents)
+        except DamagedError as err:  # since it was looked at
+            left.append(f"all of {name}: {err.what} ({err.where})")
+            continue
+        for each in garbage.artifacts:
+            if each.key.experiment == name and each.key not in kept and each in found:  # all its files as they were: nobody has worked on it since
+                store.delete(each)
+                deleted.append(each)
     store.home.forget([upload.key for upload in garbage.uploads])
+    return Garbage(deleted, garbage.uploads, left, garbage.now_s)
+
+
+def _is_ours(found: Found, content: Content) -> bool:
+    """Whether raysd made it, so that it may go: it can be read, or it is what is left of an attempt that never began, nothing but logs."""
+    if found.key.stage not in (*VERSIONS, RUN) or content.error is not None:
+        return False
+    return content.record is not None or content.lease is not None or all(_is_log(entry) for entry in found.files)
+
+
+def _is_log(entry: Entry) -> bool:
+    return re.fullmatch(r"job-a\d+\.log", entry.key.rpartition("/")[2]) is not None
+
+
+def _is_running(content: Content) -> bool:
+    return content.record is None and content.lease is not None and content.lease.state() == "running"
+
+
+def _artifact_of(upload: Entry) -> ArtifactKey | None:
+    """The artifact that an unfinished upload is of; None if it is of none."""
+    if OF_ARTIFACT.match(upload.key) is None:
+        return None
+    key = ArtifactKey(*upload.key.split("/")[:3])
+    return key if key.stage in (*VERSIONS, RUN) else None

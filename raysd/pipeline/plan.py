@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from raysd.artifacts import Store, difference
-from raysd.errors import ArtifactError
+from raysd.artifacts import Record, Store, difference
+from raysd.errors import DamagedError, TryAgainError
 from raysd.experiment.hardware import StageResources
 from raysd.pipeline.stages import Stage
 
@@ -24,6 +24,8 @@ class PlannedStage:
     stage: Stage
     state: State
     why: str
+    record: Record | None = None
+    """Of its artifact, if it was found."""
 
     def as_json(self, resources: StageResources, expected_bytes: int | None) -> dict[str, Any]:
         """The stage as `raysd plan --json` prints it; expected_bytes: what it will write, null if that is not known yet."""
@@ -44,7 +46,7 @@ class PlannedStage:
 
 
 def plan(stages: Sequence[Stage], store: Store) -> list[PlannedStage]:
-    """Decides each stage from records alone, in the order given. Reads records and nothing else; writes nothing."""
+    """Decides each stage from its record, in the order given; leases only say why. Writes nothing."""
     planned: dict[str, PlannedStage] = {}
     for stage in stages:
         planned[stage.name] = PlannedStage(stage, *_decide(stage, [planned[name] for name in stage.inputs], store))
@@ -56,26 +58,39 @@ def block(planned: Sequence[PlannedStage], why: str) -> list[PlannedStage]:
     return [entry if entry.state == "cached" else PlannedStage(entry.stage, "blocked", why) for entry in planned]
 
 
-def _decide(stage: Stage, inputs: Sequence[PlannedStage], store: Store) -> tuple[State, str]:
+def _decide(stage: Stage, inputs: Sequence[PlannedStage], store: Store) -> tuple[State, str, Record | None]:
     try:
         record = store.record(stage.key)
-    except ArtifactError as err:
-        return "blocked", f"{err.what} ({err.where}); {err.fix}"
+    except DamagedError as err:
+        return "blocked", f"{err.what} ({err.where}); {err.fix}", None
     if record is not None:
-        return "cached", f"made {record.ended[:16].replace('T', ' ')} UTC"
+        return "cached", f"made {record.ended[:16].replace('T', ' ')} UTC", record
     blocked = [planned.stage.name for planned in inputs if planned.state == "blocked"]
     if blocked:
-        return "blocked", f"input {blocked[0]} is blocked"
+        return "blocked", f"input {blocked[0]} is blocked", None
     running = [f"input {planned.stage.name} runs" for planned in inputs if planned.state == "run"]
-    reasons = _changes(stage, store, {planned.stage.name for planned in inputs if planned.state == "run"}) + running
-    return "run", "; ".join(reasons) if reasons else "never run"
+    reasons = _begun(stage, store) + _changes(stage, store, {planned.stage.name for planned in inputs if planned.state == "run"}) + running
+    return "run", "; ".join(reasons) if reasons else "never run", None
+
+
+def _begun(stage: Stage, store: Store) -> list[str]:
+    """What the lease of an artifact that is not there yet says."""
+    seen = store.lease(stage.key)
+    if seen is None:
+        return []
+    state = seen.state()
+    if state == "running":
+        return [f"{seen.lease.owner} works on it: {seen.lease.doing}"]
+    if state == "failed" and seen.lease.error["kind"] != TryAgainError.__name__:
+        return [f"the last attempt failed: {seen.lease.error['what']}"]
+    return ["its artifact was deleted"] if state == "released" else ["the last attempt was interrupted"]
 
 
 def _changes(stage: Stage, store: Store, running: set[str]) -> list[str]:
     """What differs from the newest record of the same stage; an input that runs is told by the caller."""
     try:
         newest = store.newest_record(stage.experiment, stage.name)
-    except ArtifactError as err:  # an artifact that this run does not use: it can explain nothing, and it stops nothing
+    except DamagedError as err:  # an artifact that this run does not use: it can explain nothing, and it stops nothing
         return [f"an earlier artifact cannot be compared: {err.what}"]
     if newest is None:
         return []

@@ -4,37 +4,73 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raysd.artifacts import Store, difference
+from raysd.artifacts.lease import Clock, utc_now
+from raysd.artifacts.resolved import Resolved
 from raysd.checks.draft_fit import check_draft_fit, identify_draft
-from raysd.errors import ArtifactError, ExperimentError, RaysdError, TargetError
+from raysd.errors import ExperimentError, RaysdError, TargetError
 from raysd.experiment import Experiment
 from raysd.experiment.target import TargetSection
 from raysd.hardware.catalogue import find_machine
 from raysd.pipeline.disk import check_disk, disk_need_bytes, expected_bytes
 from raysd.pipeline.plan import PlannedStage
 from raysd.pipeline.stages import Stage, build_stages
-from raysd.prompts.prompt_set import load_prompts
+from raysd.prompts.prompt_set import PromptSet, load_prompts
 from raysd.target.locate import identify_target
 from raysd.target.pypi_asset import cached_asset, parse_asset
 from raysd.target.shape import TargetShape, read_shape
 
 
-def stages_of(experiment: Experiment) -> list[Stage]:
-    """The experiment's stages, with the target, the prompts and a finished draft looked at.
+@dataclass(frozen=True)
+class Chain:
+    """An experiment's stages, with what their fingerprints were computed from."""
+
+    experiment: Experiment
+    """A target of the Hugging Face hub is pinned in it to the commit that the fingerprints are of: a branch may move."""
+    prompts: PromptSet
+    in_place: dict[str, Any]
+    """What the stages read where it lies, as it was found: `target`, and `checkpoint` if the draft is a finished one."""
+    stages: list[Stage]
+
+    def check_unchanged(self) -> None:
+        """Raises ExperimentError, naming what changed, if the stages no longer find where it lies what their fingerprints say."""
+        try:
+            changed = difference(self.in_place, _in_place(self.experiment))
+        except ExperimentError as err:
+            raise _changed(err.what, err.where) from err
+        if changed:
+            raise _changed(changed[0], "target.model" if changed[0].startswith("target") else "draft.checkpoint")
+
+
+def chain_of(experiment: Experiment) -> Chain:
+    """The experiment's stages, with the target, the prompts and a finished draft looked at, each once.
 
     Raises ExperimentError if the prompts, the target's folder or the finished draft are absent or unfit; TargetError if a
     Hugging Face id cannot be resolved.
     """
+    found, prompts = _in_place(experiment), load_prompts(experiment.prompts)
+    if "commit" in found["target"]:
+        experiment = experiment.model_copy(update={"target": experiment.target.model_copy(update={"revision": found["target"]["commit"]})})
+    return Chain(experiment, prompts, found, build_stages(experiment, found["target"], prompts, found.get("checkpoint")))
+
+
+def stages_of(experiment: Experiment) -> list[Stage]:
+    """The stages of `chain_of`, for whoever runs none of them."""
+    return chain_of(experiment).stages
+
+
+def _changed(what: str, where: str) -> ExperimentError:
+    return ExperimentError(what=f"{what}, since the stage began: its result is thrown away", where=where,
+                           fix="bring back what was there to go on, or run again with what is there now; leave it as it is while a stage runs")
+
+
+def _in_place(experiment: Experiment) -> dict[str, Any]:
     checkpoint = experiment.draft.checkpoint
-    return build_stages(
-        experiment,
-        identify_target(experiment.target),
-        load_prompts(experiment.prompts),
-        None if checkpoint is None else identify_draft(checkpoint),
-    )
+    return {"target": identify_target(experiment.target)} | ({} if checkpoint is None else {"checkpoint": identify_draft(checkpoint)})
 
 
 def check_experiment(experiment: Experiment) -> None:
@@ -59,30 +95,43 @@ def check_experiment(experiment: Experiment) -> None:
 
 
 def check_planned_target(planned: Sequence[PlannedStage], store: Store) -> None:
-    """As `check_same_target`, of a plan: asked only if something has to run."""
-    if any(entry.state != "cached" for entry in planned):
-        check_same_target([entry.stage for entry in planned], store)
+    """As `check_same_target`, of a plan."""
+    check_same_target([entry.stage for entry in planned], store)
 
 
-def check_same_target(stages: Sequence[Stage], store: Store) -> None:
-    """Raises ExperimentError if artifacts of another target have been made under the experiment's name: two models must not share one name.
+def check_same_target(stages: Sequence[Stage], store: Store) -> Resolved | None:
+    """What the experiment's name stands for in the store; None if for nothing yet.
 
-    To be asked when something has to run: what is found was made for this target.
+    Raises ExperimentError if it stands for another target: two models must not share one name. DamagedError if that cannot be told.
     """
-    for stage in stages:
-        if "target" not in stage.identity:
-            continue
-        try:
-            record = store.newest_record(stage.experiment, stage.name)
-        except ArtifactError:  # damaged: it can tell nothing, and whoever needs it is told by the plan
-            continue
-        changed = [] if record is None else difference(_model_of(record.identity["target"]), _model_of(stage.identity["target"]), "target")
-        if changed:
-            raise ExperimentError(
-                what=f"the name {stage.experiment} stands for another target in this store: {changed[0]}",
-                where=f"name: {stage.experiment} (store {store.uri})",
-                fix="take a new name for the new target",
-            )
+    known = store.resolved(stages[0].experiment)
+    changed = [] if known is None else difference(_model_of(known.target), _model_of(_target_of(stages)), "target")
+    if changed:
+        raise ExperimentError(
+            what=f"the name {known.experiment} stands for another target in this store: {changed[0]}",
+            where=f"name: {known.experiment} (store {store.uri})",
+            fix="take a new name for the new target",
+        )
+    return known
+
+
+def resolve(stages: Sequence[Stage], store: Store, clock: Clock = utc_now) -> None:
+    """Makes the experiment's name stand for these stages: for `raysd gc`, and so that no other target takes the name.
+
+    To be called before anything of them runs. Raises as `check_same_target` does.
+    """
+    now = Resolved(experiment=stages[0].experiment, target=_target_of(stages), stages={stage.name: stage.fingerprint for stage in stages},
+                   resolved=clock().isoformat(timespec="seconds"))
+    known = check_same_target(stages, store)
+    if known is None and store.first_resolved(now):
+        return
+    known = known or check_same_target(stages, store)  # somebody else was first
+    if known is None or known.stages != now.stages:
+        store.now_resolved(now)
+
+
+def _target_of(stages: Sequence[Stage]) -> dict[str, Any]:
+    return next(stage.identity["target"] for stage in stages if "target" in stage.identity)  # the sweep's at the latest
 
 
 def _model_of(target: dict[str, Any]) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from raysd.artifacts import Record, Store
+from raysd.artifacts import Record, Store, fingerprint
 from raysd.artifacts.lease import Lease, LeaseHeldError, LeaseLostError
 from raysd.artifacts.stage import Progress
 from raysd.artifacts.store import KeptLog, log_name
-from raysd.errors import ArtifactError, EngineError, ExperimentError, RaysdError, StageError, TryAgainError, from_dict
+from raysd.errors import DamagedError, EngineError, ExperimentError, RaysdError, StageError, TryAgainError, from_dict
 from raysd.pipeline.events import ErrorEvent, ProgressEvent, read_event
 from raysd.pipeline.plan import PlannedStage
 from raysd.pipeline.stages import Stage
@@ -27,6 +27,8 @@ BACKOFF_S = (5.0, 20.0)
 """Waits before a class's first and second retry."""
 FOLLOW_POLL_S = 1.0
 """Between two looks at what somebody else does."""
+FOLLOW_PATIENCE_S = 120.0
+"""How long a store may not answer while somebody else works: they wait for it, too."""
 
 INFRASTRUCTURE = (
     "RUNTIME_ENV_SETUP_FAILURE",
@@ -79,6 +81,9 @@ class JobClient(Protocol):
     def follow(self, job_id: str) -> Iterator[str]:
         """Lines of the job's log as they are written, each once, until the job has ended."""
 
+    def log(self, job_id: str) -> str:
+        """All that the job's log holds now."""
+
     def outcome(self, job_id: str) -> JobOutcome:
         """How the job ended."""
 
@@ -114,6 +119,8 @@ class StageResult:
     elapsed_s: float
     artifact: str | None
     """The artifact's place; None if there is none."""
+    record: Record | None = None
+    """The artifact's record, likewise."""
 
     def as_json(self) -> dict[str, Any]:
         """The stage as `raysd run --json` prints it."""
@@ -146,21 +153,15 @@ def run_stages(
 
     connect: entered once, if anything has to run; leaving it stops whatever it started. After a failure, stages that were found still
     count as cached and the others as blocked. KeyboardInterrupt and its like stop the running job and travel on; a RaysdError from
-    `connect` travels on too.
+    `connect` travels on too. While it runs, a lease in the store says so, by which `raysd stop` finds it: raises StageError if it was asked to stop.
     """
-    if any(entry.state == "blocked" for entry in planned):
-        first = next(entry for entry in planned if entry.state == "blocked")
-        error = ArtifactError(
-            what=f"the stage {first.stage.name} cannot run: {first.why}",
-            where=store.place(first.stage.key),
-            fix="do what is said there, and run again",
-        )
+    if (error := blocked_error(planned, store)) is not None:
         return RunOutcome([_not_run(entry, store) for entry in planned], error)
     if all(entry.state == "cached" for entry in planned):
         for entry in planned:
             display.stage_cached(entry.stage.name)
         return RunOutcome([_not_run(entry, store) for entry in planned], None)
-    with connect() as client:
+    with store.run_of(planned[0].stage.experiment, {entry.stage.name: entry.stage.fingerprint for entry in planned}), connect() as client:
         results: list[StageResult] = []
         for place, entry in enumerate(planned):
             stage = entry.stage
@@ -170,14 +171,27 @@ def run_stages(
                 continue
             started = time.monotonic()
             try:
-                run_stage(stage, store, client, display, entry.why, sleep)
+                record = run_stage(stage, store, client, display, entry.why, sleep)
             except RaysdError as err:
                 display.stage_ended(stage.name, "failed", time.monotonic() - started)
                 failed = StageResult(stage, "failed", time.monotonic() - started, None)
                 return RunOutcome([*results, failed, *(_not_run(later, store) for later in planned[place + 1 :])], err)
-            results.append(StageResult(stage, "done", time.monotonic() - started, store.place(stage.key)))
+            results.append(StageResult(stage, "done", time.monotonic() - started, store.place(stage.key), record))
             display.stage_ended(stage.name, "done", time.monotonic() - started)
         return RunOutcome(results, None)
+
+
+def blocked_error(planned: Sequence[PlannedStage], store: Store) -> RaysdError | None:
+    """Why a plan cannot be run; None if it can."""
+    first = next((entry for entry in planned if entry.state == "blocked"), None)
+    if first is None:
+        return None
+    return DamagedError(what=f"the stage {first.stage.name} cannot run: {first.why}", where=store.place(first.stage.key), fix="do what is said there, and run again")
+
+
+def job_prefix(stage: Stage, store: Store) -> str:
+    """What the ids of a stage's jobs start with, before the attempt's number: two stores may share a cluster, and two experiments a fingerprint."""
+    return f"raysd-{stage.experiment}-{stage.name}-{stage.fingerprint[:12]}-{fingerprint(store.uri)[:8]}-a"
 
 
 def run_stage(stage: Stage, store: Store, client: JobClient, display: Display, why: str, sleep: Callable[[float], None]) -> Record:
@@ -185,23 +199,37 @@ def run_stage(stage: Stage, store: Store, client: JobClient, display: Display, w
 
     What is tried again, and how often, RETRIES says. Raises the worker's own error otherwise, with the job's log named in it.
     """
-    prefix = f"raysd-{stage.name}-{stage.fingerprint[:12]}-a"
+    prefix = job_prefix(stage, store)
     failures: Counter[str] = Counter()
-    while (record := store.record(stage.key)) is None:
-        seen = store.lease(stage.key)
+
+    def asked(question: Callable[..., Any], *about: Any) -> Any:
+        """The store's answer; as patient with it as with the cluster."""
+        for wait_s in (*BACKOFF_S, None):
+            try:
+                return question(*about)
+            except TryAgainError as err:
+                if wait_s is None:
+                    raise
+                display.note(f"{stage.name}: {err.what}; asking again in {wait_s:g} s")
+                sleep(wait_s)
+
+    while (record := asked(store.record, stage.key)) is None:
+        seen = asked(store.lease, stage.key)
         if seen is not None and seen.state() == "running":
             _follow_other(stage, store, client, prefix, seen.lease, display, sleep)
-            if store.record(stage.key) is None:
+            if asked(store.record, stage.key) is None:
                 _raise_other_error(stage, store)  # or else it was interrupted, or is stale: this run goes on with the stage
             continue
-        attempt = 1 + max([0, *client.attempts(prefix), *store.logs(stage.key), 0 if seen is None else seen.lease.number])
+        attempt = 1 + max([0, *client.attempts(prefix), *asked(store.logs, stage.key), 0 if seen is None else seen.lease.number])
+        while not asked(store.new_log, stage.key, attempt):
+            attempt += 1
         job = Job(f"{prefix}{attempt}", stage, attempt)
         try:
             reported, outcome = _follow(job, store, client, display.stage_started(stage.name, attempt, why))
         except JobExistsError:
             _attach(stage, store, client, job.id, attempt, display.stage_followed(stage.name, f"the job {job.id} of another run"))
             reported, outcome = None, client.outcome(job.id)
-        if store.record(stage.key) is not None:
+        if asked(store.record, stage.key) is not None:
             continue
         error = _explained(stage, outcome, reported, store.place(stage.key, log_name(attempt)))
         if isinstance(error, (LeaseHeldError, LeaseLostError)):
@@ -228,18 +256,22 @@ def error_class(outcome: JobOutcome, reported: RaysdError | None) -> str | None:
 
 def _follow(job: Job, store: Store, client: JobClient, progress: Progress) -> tuple[RaysdError | None, JobOutcome]:
     """Submits a job and keeps its log until it ends: the error that it reported, if it did, and the outcome."""
-    try:
-        with store.log(job.stage.key, job.attempt) as log:  # before the job: it looks for it, to see that its node shares the store (pipeline/job.py)
+    with store.log(job.stage.key, job.attempt) as log:  # before the job: it looks for it, to see that its node shares the store (pipeline/job.py)
+        try:
             client.submit(job)
             return _relay(client, job.id, log, progress), client.outcome(job.id)
-    except RaysdError:
-        raise  # the job server or the store cannot be reached: if the job still runs, the next run follows it
-    except BaseException as interruption:
-        try:
-            client.stop(job.id)  # whatever the reason, nothing goes on running that nobody follows
-        except RaysdError as err:
-            interruption.add_note(f"the job {job.id} may still run: {err.what}; {err.fix}")
-        raise
+        except JobExistsError:
+            raise
+        except RaysdError as err:  # the job server or the store cannot be reached
+            err.add_note(f"if the job {job.id} still runs, the next `raysd run` follows it")
+            raise
+        except BaseException as interruption:
+            try:
+                client.stop(job.id)  # whatever the reason, nothing goes on running that nobody follows
+                log.replace("".join(f"{line}\n" for line in client.log(job.id).splitlines() if not isinstance(read_event(line), ProgressEvent)))
+            except RaysdError as err:
+                interruption.add_note(f"the job {job.id} may still run: {err.what}; {err.fix}")
+            raise
 
 
 def _attach(stage: Stage, store: Store, client: JobClient, job_id: str, attempt: int, progress: Progress) -> None:
@@ -270,8 +302,19 @@ def _follow_other(
     number = lease.job.removeprefix(prefix)
     if number.isdigit() and int(number) in client.attempts(prefix):  # a job of this cluster, left by a runner that was killed, or followed by two
         _attach(stage, store, client, lease.job, int(number), progress)
-    while (seen := store.lease(stage.key)) is not None and seen.state() == "running":
-        progress(seen.lease.doing)
+    heard_s = time.monotonic()
+    while True:
+        try:
+            seen = store.lease(stage.key)
+            heard_s = time.monotonic()
+        except TryAgainError as err:
+            if time.monotonic() - heard_s > FOLLOW_PATIENCE_S:
+                raise
+            progress(f"the store does not answer: {err.what}")
+        else:
+            if seen is None or seen.state() != "running":
+                return
+            progress(seen.lease.doing)
         sleep(FOLLOW_POLL_S)
 
 
@@ -319,5 +362,5 @@ def _explained(stage: Stage, outcome: JobOutcome, reported: RaysdError | None, l
 
 def _not_run(entry: PlannedStage, store: Store) -> StageResult:
     if entry.state == "cached":
-        return StageResult(entry.stage, "cached", 0.0, store.place(entry.stage.key))
+        return StageResult(entry.stage, "cached", 0.0, store.place(entry.stage.key), entry.record)
     return StageResult(entry.stage, "blocked", 0.0, None)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from raysd.artifacts import ArtifactKey, Store
-from raysd.artifacts.lease import BEAT_S, Lease, ask_to_stop
-from raysd.artifacts.store import Content, Found
+from raysd.artifacts.lease import BEAT_S, Lease, ask_to_stop, withdraw_stop
+from raysd.artifacts.store import RUN, Content, Found
 from raysd.errors import ArtifactError, TryAgainError
 from raysd.pipeline.stages import VERSIONS, Stage
 
@@ -50,11 +50,10 @@ STATUS_HEADER = ["experiment", "stage", "state", "fingerprint", "started", "owne
 """Columns of `Status.as_row`."""
 
 
-def statuses(store: Store, experiment: str | None = None) -> list[Status]:
-    """Every artifact of a store, finished or not, by experiment, in the order of the stages, the newest first."""
-    found = [each for each in store.inventory() if each.key.stage in VERSIONS and experiment in (None, each.key.experiment)]
-    told = [status for each, content in zip(found, store.read_all(found), strict=True) if (status := _status(each, content)) is not None]
+def statuses(store: Store, experiment: str | None = None, skipped: list[ArtifactError] | None = None) -> list[Status]:
+    """Every artifact of a store, finished or not, by experiment, in the order of the stages, the newest first. skipped: as `Home.list` takes it."""
     order = list(VERSIONS)
+    told = [status for status in _read(store, experiment, skipped) if status.key.stage in order]
     return sorted(told, key=lambda status: (status.key.experiment, order.index(status.key.stage), -status.modified_s))
 
 
@@ -67,20 +66,28 @@ def newest(told: Sequence[Status]) -> list[Status]:
 
 
 def stop(store: Store, experiment: str | None, sleep: Callable[[float], None] = time.sleep) -> list[Status]:
-    """Asks all that runs, of one experiment or of the whole store, to stop; returns what was running once it has ended.
+    """Asks all that runs, of one experiment or of the whole store, to stop: whoever works on a stage, and whoever runs an experiment, be it between two
+    stages or while its job waits. Returns what was running once it has ended.
 
-    Raises TryAgainError if an owner does not stop in time.
+    Raises TryAgainError if an owner does not stop in time, or is not heard of any more although nobody knows that it has ended.
     """
-    running = [status for status in statuses(store, experiment) if status.state == "running"]
+    running = [status for status in _read(store, experiment) if status.state == "running"]
+    running.sort(key=lambda status: status.key.stage != RUN)  # first those who would begin something else
     for status in running:
         ask_to_stop(store.home, status.key.prefix, status.lease)
     deadline = time.monotonic() + STOP_PATIENCE_S
-    for status in running:
-        while (seen := store.lease(status.key)) is not None and seen.lease.number == status.lease.number and seen.state() == "running":
-            if time.monotonic() > deadline:
-                raise TryAgainError(what=f"{status.owner} has not stopped the stage {status.key.stage} within {STOP_PATIENCE_S:g} s",
-                                    where=store.place(status.key), fix="look at its log (`raysd logs`), or end its Ray job: ray job stop")
-            sleep(BEAT_S / 5)
+    try:
+        for status in running:
+            while (seen := store.lease(status.key)) is not None and seen.lease.number == status.lease.number and seen.lease.state == "held":
+                if seen.lease.process.has_ended():
+                    break
+                if time.monotonic() > deadline or seen.state() == "stale":
+                    raise TryAgainError(what=f"{status.owner} has not stopped {status.key.stage}; its last heartbeat is {seen.age_s:.0f} s old",
+                                        where=store.place(status.key), fix="look at its log (`raysd logs`); end its process by hand if it hangs, or its Ray job: ray job stop")
+                sleep(BEAT_S / 5)
+    finally:
+        for status in running:
+            withdraw_stop(store.home, status.key.prefix, status.lease)
     return running
 
 
@@ -100,6 +107,12 @@ def is_running(store: Store, key: ArtifactKey) -> bool:
     """Whether somebody works on the artifact."""
     seen = store.lease(key)
     return seen is not None and seen.state() == "running"
+
+
+def _read(store: Store, experiment: str | None, skipped: list[ArtifactError] | None = None) -> list[Status]:
+    """All that can be told of artifacts and of runs, in no order."""
+    found = [each for each in store.inventory(experiment, skipped) if each.key.stage in (*VERSIONS, RUN)]
+    return [status for each, content in zip(found, store.read_all(found), strict=True) if (status := _status(each, content)) is not None]
 
 
 def _status(found: Found, content: Content) -> Status | None:

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from raysd.artifacts import Record, Store
 from raysd.pipeline.display import clock_time
 from raysd.pipeline.runner import RunOutcome
 
 REPORT = "report.html"
 
 
-def summarize(experiment: str, outcome: RunOutcome, store: Store, elapsed_s: float) -> dict[str, Any]:
+def summarize(experiment: str, outcome: RunOutcome, elapsed_s: float) -> dict[str, Any]:
     """The object that `raysd run --json` prints. Figures are empty, and the report null, where a run did not get so far.
 
     acceptance_length: arm to tokens per verify step over the report split; speedup, speedup_ci: arm to concurrency to ratio and
     [low, high]; all for the first workload and the first k.
     """
-    made = {result.stage.name: result for result in outcome.stages if result.artifact is not None}
-    records = {name: store.record(made[name].stage.key) for name in ("sweep", "report") if name in made}
-    sweep, report = _metrics(records.get("sweep")), _metrics(records.get("report"))
-    report_place = made["report"].artifact if "report" in made else None
+    made = {result.stage.name: result for result in outcome.stages if result.record is not None}
+    sweep, report = (made[name].record.metrics if name in made else {} for name in ("sweep", "report"))
     return {
         "experiment": experiment,
         "elapsed_s": round(elapsed_s, 1),
@@ -29,7 +26,7 @@ def summarize(experiment: str, outcome: RunOutcome, store: Store, elapsed_s: flo
         "speedup": report.get("speedup", {}),
         "speedup_ci": report.get("speedup_ci", {}),
         "lossless": sweep.get("lossless", {}),
-        "report": None if report_place is None else f"{report_place}/{REPORT}",
+        "report": f"{made['report'].artifact}/{made['report'].record.folder}/{REPORT}" if "report" in made else None,
     }
 
 
@@ -76,6 +73,3 @@ def table(rows: list[list[str]]) -> list[str]:
 def _indented(lines: Any) -> list[str]:
     return [f"  {line}" for line in lines]
 
-
-def _metrics(record: Record | None) -> dict[str, Any]:
-    return {} if record is None else record.metrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -21,7 +22,8 @@ from raysd.errors import ExperimentError, TryAgainError, from_dict
 from raysd.experiment import load_experiment
 from raysd.pipeline import job
 from raysd.pipeline.events import ErrorEvent, ProgressEvent, read_event
-from raysd.pipeline.preflight import stages_of
+from raysd.pipeline.preflight import resolve, stages_of
+from raysd.pipeline.stages import VERSIONS
 
 NONE_ONLY = {"capture": None, "train": None, "quantize": None, "sweep": {"arms": ["none"]}}
 
@@ -219,14 +221,90 @@ def test_a_stage_that_lost_its_lease_ends_at_its_next_word_and_publishes_nothing
     assert "another run took the stage sweep over" in capsys.readouterr().err
 
 
+def test_prompts_that_change_while_a_stage_runs_are_not_in_its_result(run, spec, store, tmp_path):
+    def sweep(stage_run: StageRun) -> dict[str, Any]:
+        prompts = tmp_path / "prompts.jsonl"
+        prompts.write_text(prompts.read_text().replace("ferries", "rivers"))
+        return {"asked": [prompt.messages[0]["content"] for prompt in stage_run.prompts.split("report")]}
+
+    stage = stages_of(load_experiment(spec))[0]
+    assert run(sweep) == 0
+    assert store.record(stage.key).metrics == {"asked": ["Tell me about ferries, short.", "Tell me about ferries, long."]}
+    assert stages_of(load_experiment(spec))[0].fingerprint != stage.fingerprint
+
+
+FINISHED = {"capture": None, "train": None, "quantize": None, "draft": {"checkpoint": "./draft"}, "sweep": {"arms": ["none", "bf16"]}}
+
+
+@pytest.fixture
+def changeable(spec: Path, tmp_path: Path, write_experiment) -> dict[str, Path]:
+    """Makes the experiment one of which a stage reads all that it can read where it lies; gives a file of each, by what messages call it."""
+    (tmp_path / "draft").mkdir()
+    files = {"target.folder.weights.model.safetensors": tmp_path / "target" / "model.safetensors", "target.chat_template": tmp_path / "template.jinja",
+             "checkpoint.model.safetensors": tmp_path / "draft" / "model.safetensors", "target.folder.files.config.json": tmp_path / "target" / "config.json"}
+    for path in (files["target.chat_template"], files["checkpoint.model.safetensors"], tmp_path / "draft" / "config.json"):
+        path.write_text("{}")
+    write_experiment(**FINISHED, target={"model": "./target", "max_model_len": 512, "chat_template": "template.jinja"})
+    return files
+
+
+CHANGED = ["target.folder.weights.model.safetensors", "target.folder.files.config.json", "target.chat_template", "checkpoint.model.safetensors"]
+
+
+@pytest.mark.parametrize("goes", [False, True], ids=["changes", "goes"])
+@pytest.mark.parametrize("changed", CHANGED)
+def test_a_stage_whose_target_or_draft_changes_while_it_runs_publishes_nothing(changeable, run, store, capsys, changed: str, goes: bool):
+    path, kept = changeable[changed], []
+    before = path.read_bytes()
+
+    def sweep(stage_run: StageRun) -> dict[str, Any]:
+        def keep(name: str) -> None:
+            (stage_run.work / name).write_text(name)
+            stage_run.pieces.keep(name, stage_run.work / name)
+            kept.append(name)
+
+        if stage_run.pieces.find("before") is None:
+            keep("before")
+            path.unlink() if goes else path.write_bytes(before + b" ")
+            with contextlib.suppress(ExperimentError):
+                keep("after")
+        return {}
+
+    assert run(sweep) == 64
+    error = next(event for event in events(capsys.readouterr().out) if isinstance(event, ErrorEvent)).error
+    assert ("since the stage began" if goes else f"{changed} changed: ") in error["what"] and error["where"].startswith(("target.", "draft.checkpoint"))
+    assert store.newest_record("tiny", "sweep") is None and kept == ["before"]
+    path.write_bytes(before)  # brought back: what was kept of it is worth as much as before, and nothing else was kept
+    found = {}
+    assert run(lambda stage_run: found.update({name: stage_run.pieces.find(name) is not None for name in ("before", "after")}) or {}) == 0
+    assert found == {"before": True, "after": False}
+
+
+def test_a_target_that_changed_under_the_name_ends_a_script_by_hand_before_it_leaves_anything(spec, store, tmp_path, write_experiment, capsys, monkeypatch):
+    monkeypatch.setattr(job, "raise_when_terminated", lambda: None)
+    resolve(stages_of(load_experiment(write_experiment())), store)
+
+    def never(stage_run: StageRun) -> dict[str, Any]:
+        raise AssertionError("ran")
+
+    before = [entry.key for entry in store.home.list("")]
+    (tmp_path / "target" / "model.safetensors").write_bytes(b"\1" * 64)
+    for stage in VERSIONS:
+        assert job.main(stage, lambda: job.Edges(dict.fromkeys(VERSIONS, never), open_store), ["--experiment", str(spec), "--store", str(store.uri)]) == 64
+        assert "take a new name" in capsys.readouterr().err
+    assert [entry.key for entry in store.home.list("")] == before
+
+
 def test_a_node_that_does_not_share_the_runners_folder_is_told_so(spec, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(job, "raise_when_terminated", lambda: None)
     arguments = ["--experiment", str(spec), "--store", str(tmp_path / "elsewhere"), "--attempt", "2"]
     assert job.main("sweep", lambda: job.Edges({}, open_store), arguments) == 64
-    assert "all nodes share" in capsys.readouterr().err and not list(tmp_path.glob("elsewhere/**/record.json"))
+    told = capsys.readouterr().err
+    assert "all nodes share" in told and "by hand, leave --attempt out" in told and not list(tmp_path.glob("elsewhere/**/record.json"))
 
 
-def test_another_target_under_the_name_is_refused_by_a_job_too(run, store, tmp_path, capsys):
+def test_another_target_under_the_name_is_refused_by_a_job_too(run, spec, store, tmp_path, capsys):
+    resolve(stages_of(load_experiment(spec)), store)  # as the runner does
     assert run(lambda stage_run: {}) == 0
     (tmp_path / "target" / "model.safetensors").write_bytes(b"\1" * 64)
     assert run(lambda stage_run: {}) == 64

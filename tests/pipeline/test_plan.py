@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from raysd.artifacts import FolderHome, Store
-from raysd.errors import ExperimentError
+from raysd.artifacts.resolved import Resolved
+from raysd.errors import ArtifactError, DamagedError, ExperimentError, StageError
 from raysd.experiment import load_experiment
 from raysd.experiment.hardware import StageResources
 from raysd.pipeline.plan import PLAN_HEADER, PlannedStage, block, plan
-from raysd.pipeline.preflight import check_same_target, stages_of
+from raysd.pipeline.preflight import check_same_target, resolve, stages_of
 from tests.records import publish_stage
 
 
@@ -97,15 +98,76 @@ def test_a_row_names_inputs_resources_and_size(planned):
     assert dict(zip(PLAN_HEADER, planned()["capture"].as_row(StageResources(), None), strict=True))["writes"] == "?"
 
 
+def test_what_was_begun_and_is_not_there_is_told(planned, store):
+    stages = {name: entry.stage for name, entry in planned().items()}
+    with store.work_on(stages["capture"].key, {}) as work:
+        assert planned()["capture"].why == f"{work.held.lease.owner} works on it: starting"
+    assert planned()["capture"].why == "its artifact was deleted"
+    with pytest.raises(KeyboardInterrupt), store.work_on(stages["train"].key, {}):
+        raise KeyboardInterrupt
+    assert planned()["train"].why.startswith("the last attempt was interrupted; ")
+    with pytest.raises(StageError), store.work_on(stages["quantize"].key, {}):
+        raise StageError(what="the loss is nan", where="train", fix="lower train.lr")
+    assert planned()["quantize"].why.startswith("the last attempt failed: the loss is nan; ")
+
+
+def test_a_store_that_refuses_is_no_damaged_artifact(planned, store, monkeypatch):
+    def refuse(key: str) -> bytes:
+        raise ArtifactError(what="the credentials have expired", where="s3", fix="renew them")
+
+    monkeypatch.setattr(FolderHome, "get", lambda home, key: refuse(key))
+    with pytest.raises(ArtifactError, match="expired"):
+        planned()
+
+
 def test_another_target_under_the_same_name_is_refused_and_settings_of_the_same_are_not(planned, store, tmp_path):
-    for entry in planned().values():
-        publish_stage(store, entry.stage)
+    first = [entry.stage for entry in planned().values()]
+    assert check_same_target(first, store) is None
+    resolve(first, store)
     stages = [entry.stage for entry in planned(target={"model": "./target", "max_model_len": 256, "dtype": "float32"}).values()]
-    check_same_target(stages, store)
+    assert check_same_target(stages, store).stages == {stage.name: stage.fingerprint for stage in first}
+    resolve(stages, store)
+    assert store.resolved("tiny").stages == {stage.name: stage.fingerprint for stage in stages}
     (tmp_path / "target" / "model.safetensors").write_bytes(b"\1" * 64)
     stages = [entry.stage for entry in planned().values()]
-    with pytest.raises(ExperimentError, match="stands for another target") as caught:
-        check_same_target(stages, store)
-    assert caught.value.exit_code == 64 and "new name" in caught.value.fix and "model.safetensors" in caught.value.what
+    before = store.home.get("tiny/experiment.json")
+    for refused in (check_same_target, resolve):
+        with pytest.raises(ExperimentError, match="stands for another target") as caught:
+            refused(stages, store)
+        assert caught.value.exit_code == 64 and "new name" in caught.value.fix and "model.safetensors" in caught.value.what
+    assert store.home.get("tiny/experiment.json") == before
     blocked = block(list(planned().values()), "why")
     assert {entry.state for entry in blocked} == {"blocked"}
+
+
+def test_the_name_is_taken_before_anything_is_there_and_whatever_is_damaged(planned, store, tmp_path):
+    stages = {name: entry.stage for name, entry in planned().items()}
+    resolve(list(stages.values()), store)
+    store.home.put(stages["capture"].key.prefix + "record.json", b"{")
+    (tmp_path / "target" / "model.safetensors").write_bytes(b"\1" * 64)
+    with pytest.raises(ExperimentError, match="stands for another target"):
+        check_same_target([entry.stage for entry in planned().values()], store)
+
+
+def test_of_two_that_name_an_experiment_at_once_the_second_sees_the_firsts_target(planned, store, tmp_path, monkeypatch):
+    first = [entry.stage for entry in planned().values()]
+    (tmp_path / "target" / "model.safetensors").write_bytes(b"\1" * 64)
+    second = [entry.stage for entry in planned().values()]
+    create = Store.first_resolved
+
+    def late(self: Store, resolved: Resolved) -> bool:
+        monkeypatch.setattr(Store, "first_resolved", create)
+        resolve(first, store)
+        return create(self, resolved)
+
+    monkeypatch.setattr(Store, "first_resolved", late)
+    with pytest.raises(ExperimentError, match="stands for another target"):
+        resolve(second, store)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]"])
+def test_a_damaged_mark_is_named_and_not_taken_for_none(planned, store, content: bytes):
+    store.home.put("tiny/experiment.json", content)
+    with pytest.raises(DamagedError) as caught:
+        check_same_target([entry.stage for entry in planned().values()], store)
+    assert caught.value.where == store.home.place("tiny/experiment.json") and "delete" in caught.value.fix

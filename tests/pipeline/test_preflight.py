@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import http.server
 import json
+import threading
 
 import pytest
 
 from raysd.artifacts import FolderHome, Store
 from raysd.errors import ExperimentError
-from raysd.experiment import load_experiment
+from raysd.experiment import dump_experiment, load_experiment
 from raysd.pipeline.plan import plan
-from raysd.pipeline.preflight import check_local_resources, check_prompts, stages_of
+from raysd.pipeline.preflight import chain_of, check_local_resources, check_prompts, stages_of
 
 SHORT = {"target": {"model": "./target", "max_model_len": 160}, "capture": {"max_tokens": 16}, "train": {"served_tokens": 16}, "quantize": {"served_tokens": 16},
          "sweep": {"workloads": [{"osl": 16}]}}
@@ -52,6 +54,60 @@ def test_what_a_local_ray_cannot_give_is_refused(write_experiment, tmp_path, ask
     with pytest.raises(ExperimentError, match=words) as caught:
         check_local_resources(experiment, plan(stages_of(experiment), Store(FolderHome(tmp_path / "runs"))))
     assert caught.value.where == "hardware.resources.train" and "--address" in caught.value.fix
+
+
+class Hub:
+    """A Hugging Face hub on this machine, of one model whose branch moves each time that it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        hub = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                hub.asked += [self.path] if self.path.startswith("/api/models/") else []  # its client has questions of its own, too
+                body = json.dumps({"id": "org/model", "sha": f"{len(hub.asked):040x}"}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    hub = Hub()
+    thread = threading.Thread(target=hub.server.serve_forever)
+    thread.start()
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{hub.server.server_port}")  # HF_ENDPOINT, which is read on import
+    yield hub
+    hub.server.shutdown()
+    thread.join()
+    hub.server.server_close()
+
+
+def test_a_branch_that_moves_is_asked_for_once_and_its_commit_is_what_runs(hub, write_experiment, tmp_path):
+    experiment = load_experiment(write_experiment(target={"model": "org/model", "revision": "main", "max_model_len": 512}))
+    chain = chain_of(experiment)
+    assert hub.asked == ["/api/models/org/model/revision/main"]
+    pinned = chain.experiment.target
+    assert pinned.revision == f"{1:040x}" == chain.stages[0].identity["target"]["commit"]
+    chain.check_unchanged()
+    assert chain_of(chain.experiment).stages == chain.stages and len(hub.asked) == 1  # as a job does that gets it from its runner
+    (tmp_path / "pinned.yaml").write_text(dump_experiment(chain.experiment))
+    assert load_experiment(tmp_path / "pinned.yaml") == chain.experiment
+    assert stages_of(experiment)[0].fingerprint != chain.stages[0].fingerprint  # it has moved
+
+
+def test_the_name_of_a_commit_is_in_no_fingerprint(hub, write_experiment):
+    target = {"model": "org/model", "max_model_len": 512}
+    by_branch = stages_of(load_experiment(write_experiment(target=target)))
+    by_commit = stages_of(load_experiment(write_experiment(target=target | {"revision": by_branch[0].identity["target"]["commit"]})))
+    assert by_commit == by_branch and len(hub.asked) == 1
 
 
 def test_a_target_without_a_chat_template_or_a_tokenizer_is_refused(check, tmp_path):

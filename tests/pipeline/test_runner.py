@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ import pytest
 
 from raysd.artifacts import FolderHome, Store
 from raysd.artifacts.lease import LeaseHeldError, hold_lease
+from raysd.artifacts.store import RUN, KeptLog
 from raysd.errors import ArtifactError, EngineError, ExperimentError, StageError, TryAgainError, to_dict
 from raysd.experiment import load_experiment
 from raysd.pipeline.display import PlainDisplay
 from raysd.pipeline.events import ErrorEvent, write_event
 from raysd.pipeline.plan import plan
 from raysd.pipeline.preflight import stages_of
-from raysd.pipeline.runner import BACKOFF_S, Job, JobExistsError, JobOutcome, run_stages
+from raysd.pipeline.runner import BACKOFF_S, Job, JobExistsError, JobOutcome, job_prefix, run_stages
 from raysd.pipeline.stages import Stage
 from tests.records import make_record, publish_stage
 
@@ -54,6 +56,9 @@ class ScriptedCluster:
 
     def follow(self, job_id: str) -> Iterator[str]:
         yield from self.lines
+
+    def log(self, job_id: str) -> str:
+        return "at work\nsaved a checkpoint while it was stopped\n"
 
     def outcome(self, job_id: str) -> JobOutcome:
         outcome = self.script.pop(0)
@@ -99,7 +104,7 @@ def test_stages_run_in_order_and_are_done_by_their_records(bench: Bench):
     assert outcome.error is None
     assert [(result.stage.name, result.state) for result in outcome.stages] == [("sweep", "done"), ("report", "done")]
     sweep = bench.stages[0]
-    assert cluster.submitted[0].id == f"raysd-sweep-{sweep.fingerprint[:12]}-a1"
+    assert cluster.submitted[0].id == f"{job_prefix(sweep, bench.store)}1"
     assert (bench.store.folder(sweep.key) / "job-a1.log").read_text() == "hello\n"
     assert outcome.stages[0].as_json().keys() == {"stage", "state", "fingerprint", "elapsed_s", "artifact"}
 
@@ -182,17 +187,109 @@ def test_attempts_count_on_from_rays_table_and_from_the_logs_that_are_there(benc
     assert later.submitted[0].attempt == 6
 
 
-@pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError])
-def test_a_run_that_is_cut_short_stops_its_job(bench: Bench, interruption: type[BaseException]):
-    class Interrupted(ScriptedCluster):
-        def follow(self, job_id: str) -> Iterator[str]:
-            yield "at work"
-            raise interruption
+class CutShort(ScriptedCluster):
+    """Its jobs are interrupted as they are followed."""
 
-    cluster = Interrupted(bench.store, [])
+    interruption: type[BaseException] = KeyboardInterrupt
+
+    def follow(self, job_id: str) -> Iterator[str]:
+        yield "at work"
+        raise self.interruption
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError])
+def test_a_run_that_is_cut_short_stops_its_job_and_keeps_what_that_said_last(bench: Bench, interruption: type[BaseException]):
+    cluster = CutShort(bench.store, [])
+    cluster.interruption = interruption
     with pytest.raises(interruption):
         bench.run(cluster)
     assert cluster.stopped == [cluster.submitted[0].id] and bench.left == 1
+    assert bench.store.read_log(bench.stages[0].key, 1) == cluster.log("")
+
+
+def test_ctrl_c_stops_the_job_also_when_the_store_refuses_the_log(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    def refuse(log: KeptLog) -> None:
+        if cluster.submitted:
+            raise TryAgainError(what="the store does not answer", where="s3", fix="wait")
+
+    cluster = CutShort(bench.store, [])
+    monkeypatch.setattr(KeptLog, "upload", refuse)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        bench.run(cluster)
+    assert cluster.stopped == [cluster.submitted[0].id]
+    assert any("the store does not answer" in note for note in caught.value.__notes__)
+
+
+def test_a_run_that_cannot_reach_its_store_says_that_its_job_may_go_on(bench: Bench):
+    class Lost(ScriptedCluster):
+        def follow(self, job_id: str) -> Iterator[str]:
+            yield "at work"
+            raise ArtifactError(what="the credentials have expired", where="s3", fix="renew them")
+
+    cluster = Lost(bench.store, [])
+    outcome = bench.run(cluster)
+    assert "expired" in outcome.error.what and cluster.stopped == []
+    assert any(cluster.submitted[0].id in note for note in outcome.error.__notes__)
+
+
+class Silent:
+    """A home that does not answer some of the questions after the first ones."""
+
+    def __init__(self, home: Any, after: int, refusals: int) -> None:
+        self._home, self._after, self._refusals = home, after, refusals
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "list":
+            self._after -= 1
+            if self._after < 0 and self._refusals > 0:
+                self._refusals -= 1
+                raise TryAgainError(what="the server does not answer", where="s3", fix="wait")
+        return getattr(self._home, name)
+
+
+@pytest.mark.parametrize("after", range(1, 12))
+def test_a_short_silence_of_the_store_ends_neither_a_run_nor_a_follower(bench: Bench, after: int):
+    other = other_run(bench, bench.stages[0])
+    work, polls = other.__enter__(), []
+
+    def sleep(seconds: float) -> None:
+        polls.append(seconds)
+        if len(polls) == 5:
+            publish_by(work, bench)
+            other.__exit__(None, None, None)
+
+    planned, home = plan(bench.stages, bench.store), bench.store.home
+    cluster = bench.cluster(DONE)
+    outcome = run_stages(planned, Store(Silent(home, after, 2)), lambda: nullcontext(cluster), PlainDisplay(bench.shown), sleep)
+    assert outcome.error is None and [result.state for result in outcome.stages] == ["done", "done"]
+
+
+def test_two_runners_of_the_same_instant_never_write_one_log(bench: Bench):
+    class Late(ScriptedCluster):
+        def attempts(self, prefix: str) -> list[int]:
+            bench.store.new_log(bench.stages[0].key, 1)  # the other's, since this one looked
+            return []
+
+    cluster = Late(bench.store, [DONE, DONE])
+    assert bench.run(cluster).error is None and cluster.submitted[0].attempt == 2 and bench.store.read_log(bench.stages[0].key, 1) == ""
+
+
+def test_jobs_of_two_stores_or_of_two_names_have_ids_of_their_own(bench: Bench, tmp_path: Path):
+    stage = bench.stages[0]
+    ids = {job_prefix(each, store) for each in (stage, replace(stage, experiment="another")) for store in (bench.store, Store(FolderHome(tmp_path / "another")))}
+    assert len(ids) == 4 and job_prefix(stage, bench.store) in ids
+
+
+def test_whoever_runs_is_seen_in_the_store_while_it_runs_and_not_after(bench: Bench):
+    seen = []
+
+    class Watched(ScriptedCluster):
+        def follow(self, job_id: str) -> Iterator[str]:
+            seen.extend(each.key for each in bench.store.inventory() if each.key.stage == RUN)
+            return super().follow(job_id)
+
+    assert bench.run(Watched(bench.store, [DONE, DONE])).error is None
+    assert len(seen) == 2 and len(set(seen)) == 1 and not [each for each in bench.store.inventory() if each.key.stage == RUN]
 
 
 def test_a_blocked_chain_submits_nothing(bench: Bench):
@@ -227,7 +324,7 @@ def test_what_somebody_else_works_on_is_followed_and_not_submitted(bench: Bench)
 
 def publish_by(work: Any, bench: Bench) -> None:
     stage, out = bench.stages[0], work.clear()
-    work.publish(out, make_record(stage.key, out, identity=stage.identity))
+    work.publish(out, make_record(stage.key, out, folder=work.folder, identity=stage.identity))
 
 
 def end_other(other: Any, error: BaseException) -> None:
@@ -299,7 +396,7 @@ def test_a_stale_lease_is_taken_over_by_the_next_attempt(bench: Bench):
 
 def test_a_job_of_this_cluster_whose_runner_is_gone_is_shown_and_its_log_kept_from_the_start(bench: Bench):
     stage = bench.stages[0]
-    prefix = f"raysd-sweep-{stage.fingerprint[:12]}-a"
+    prefix = job_prefix(stage, bench.store)
     other = bench.store.work_on(stage.key, {}, job=f"{prefix}1")
     work = other.__enter__()
     with bench.store.log(stage.key, 1) as log:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,8 @@ import pytest
 
 from raysd.artifacts import ArtifactKey, FolderHome, Store
 from raysd.artifacts.lease import Process, lease_key
-from raysd.errors import StageError
+from raysd.artifacts.store import RUN
+from raysd.errors import StageError, TryAgainError
 from raysd.pipeline.status import newest, statuses, stop
 from tests.records import publish_files
 
@@ -69,8 +72,6 @@ def test_logs_without_a_lease_and_foreign_files_are_no_artifact(store: Store):
 
 
 def test_the_newest_of_each_stage_comes_first(store: Store):
-    import os
-
     for letter, age_s in (("a", 300), ("b", 100), ("c", 200)):
         publish_files(store, key("train", letter), {"a": b"1"})
         for path in store.folder(key("train", letter)).rglob("*"):
@@ -102,6 +103,50 @@ def test_stop_ends_a_worker_that_only_shares_the_store(store: Store):
         process.kill()
     [status] = statuses(store)
     assert status.state == "failed" and "raysd stop" in status.why
+    assert [entry.key for entry in store.home.list("") if entry.key.endswith(".stop")] == []
+
+
+RUNNER = """
+import sys, time
+from raysd.artifacts import FolderHome, Store
+from raysd.signals import raise_when_terminated
+raise_when_terminated()
+with Store(FolderHome(sys.argv[1])).run_of("tiny", {"train": "a" * 32}):
+    print("waits", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_stop_ends_a_runner_that_works_on_no_stage_now(store: Store):
+    process = subprocess.Popen([sys.executable, "-c", RUNNER, store.uri], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "waits\n"
+        assert told(store) == {}  # it is no artifact
+        assert [status.key.stage for status in stop(store, "tiny")] == [RUN]
+        _, said = process.communicate(timeout=30)
+        assert process.returncode == 1 and "ended with `raysd stop`" in said
+    finally:
+        process.kill()
+    assert store.home.list("") == []
+
+
+def test_an_owner_that_hangs_is_not_called_stopped_and_is_asked_nothing_later(store: Store):
+    process = subprocess.Popen([sys.executable, "-c", WORKER, store.uri], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "at work\n"
+        process.send_signal(signal.SIGSTOP)
+        lease = lease_key(key("train").prefix, 1)
+        path = store.home.local(lease)
+
+        def sleep(seconds: float) -> None:  # the heartbeat is missed by more than STALE_S
+            os.utime(path, (path.stat().st_mtime - 40,) * 2)
+
+        with pytest.raises(TryAgainError, match="has not stopped train") as caught:
+            stop(store, "tiny", sleep)
+        assert caught.value.exit_code == 75
+    finally:
+        process.kill()
+        process.communicate()
     assert [entry.key for entry in store.home.list("") if entry.key.endswith(".stop")] == []
 
 

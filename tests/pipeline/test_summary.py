@@ -26,21 +26,21 @@ def outcome_of(spec: Path, store: Store, done: int) -> RunOutcome:
     results = []
     for number, stage in enumerate(stages_of(load_experiment(spec))):
         if number < done:
-            publish_stage(store, stage, metrics=METRICS.get(stage.name, {}))
-        results.append(
-            StageResult(stage, "done", 61.04, store.place(stage.key)) if number < done else StageResult(stage, "blocked", 0, None)
-        )
+            record = publish_stage(store, stage, metrics=METRICS.get(stage.name, {}))
+            results.append(StageResult(stage, "done", 61.04, store.place(stage.key), record))
+        else:
+            results.append(StageResult(stage, "blocked", 0, None))
     return RunOutcome(results, None)
 
 
 def test_a_finished_run_gives_all_figures(tmp_path: Path, write_experiment: Callable[..., Path]):
     store = Store(FolderHome(tmp_path / "store"))
     outcome = outcome_of(write_experiment(), store, 5)
-    summary = summarize("tiny", outcome, store, 300.26)
+    summary = summarize("tiny", outcome, 300.26)
     assert summary["acceptance_length"] == {"bf16": 1.8312, "fp8": 1.8290}
     assert summary["speedup"]["bf16"]["1"] == 1.321 and summary["speedup_ci"]["bf16"]["1"] == [1.25, 1.39]
     assert summary["lossless"] == {"bf16": {"equal": 28, "near_tie": 20, "broken": 0}}
-    assert summary["elapsed_s"] == 300.3 and summary["report"] == f"{outcome.stages[-1].artifact}/report.html"
+    assert summary["elapsed_s"] == 300.3 and summary["report"] == str(store.open(outcome.stages[-1].stage.key) / "report.html")
     assert [entry["stage"] for entry in summary["stages"]] == ["capture", "train", "quantize", "sweep", "report"]
     text = render(summary)
     assert all(words in text for words in ("1.831", "1.32x", "1.25 to 1.39", "not measured", "report.html", "1:01", "near-tie"))
@@ -48,7 +48,7 @@ def test_a_finished_run_gives_all_figures(tmp_path: Path, write_experiment: Call
 
 def test_a_run_that_ended_early_says_so_and_gives_no_figures(tmp_path: Path, write_experiment: Callable[..., Path]):
     store = Store(FolderHome(tmp_path / "store"))
-    summary = summarize("tiny", outcome_of(write_experiment(), store, 1), store, 10)
+    summary = summarize("tiny", outcome_of(write_experiment(), store, 1), 10)
     assert summary["acceptance_length"] == summary["speedup"] == summary["lossless"] == {} and summary["report"] is None
     assert [entry["state"] for entry in summary["stages"]] == ["done", "blocked", "blocked", "blocked", "blocked"]
     assert "report:" not in render(summary)
