@@ -89,7 +89,7 @@ class Lease(BaseModel):
     state: Literal["held", "released", "failed"]
     """`released`: the artifact is done. `failed`: the attempt ended without it."""
     inputs: dict[str, str]
-    """Stage name to fingerprint of what it reads, so that `raysd gc` leaves it alone."""
+    """Stage name to fingerprint of what it reads, or, for a run, of all that it makes: `raysd gc` leaves it alone."""
     started: str
     """UTC, ISO 8601, by the owner's clock."""
     beats: int

@@ -16,6 +16,8 @@ from raysd.artifacts.store import RUN, Content, Found
 from raysd.errors import ArtifactError, DamagedError, ExperimentError
 from raysd.pipeline.stages import VERSIONS
 
+OURS = (*VERSIONS, RUN)
+"""What stands in the place of a stage in the keys of what raysd writes."""
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -58,14 +60,14 @@ def read_age_s(text: str) -> float:
 def find_garbage(store: Store, older_than_s: float) -> Garbage:
     """What may go. Reads all records and leases; deletes nothing."""
     skipped: list[ArtifactError] = []
-    found = store.inventory(skipped=skipped)
+    found = [each for each in store.inventory(skipped=skipped) if each.key.stage in OURS]
     contents = dict(zip([each.key for each in found], store.read_all(found), strict=True))
     now_s = store.home.now_s() if found else 0.0
     left = [f"{error.where}: {error.what}" for error in skipped]
     kept: set[ArtifactKey] = set()
     for name in sorted({key.experiment for key in contents}):
         try:
-            if any(error.where.startswith(store.home.place(f"{name}/")) for error in skipped):
+            if any(f"{error.where}/".startswith(f"{store.home.place(name)}/") for error in skipped):
                 raise DamagedError(what="what cannot be read may refer to the rest", where=store.home.place(name), fix="make it readable")
             kept |= protected(store, name, contents)
         except DamagedError as err:
@@ -128,7 +130,7 @@ def delete_garbage(store: Store, garbage: Garbage) -> Garbage:
 
 def _is_ours(found: Found, content: Content) -> bool:
     """Whether raysd made it, so that it may go: it can be read, or it is what is left of an attempt that never began, nothing but logs."""
-    if found.key.stage not in (*VERSIONS, RUN) or content.error is not None:
+    if content.error is not None:
         return False
     return content.record is not None or content.lease is not None or all(_is_log(entry) for entry in found.files)
 
@@ -146,4 +148,4 @@ def _artifact_of(upload: Entry) -> ArtifactKey | None:
     if OF_ARTIFACT.match(upload.key) is None:
         return None
     key = ArtifactKey(*upload.key.split("/")[:3])
-    return key if key.stage in (*VERSIONS, RUN) else None
+    return key if key.stage in OURS else None

@@ -11,7 +11,7 @@ from raysd.artifacts import ArtifactKey, FolderHome, Store
 from raysd.artifacts.lease import lease_key
 from raysd.artifacts.resolved import Resolved, encode_resolved
 from raysd.artifacts.store import RUN
-from raysd.errors import ExperimentError, StageError
+from raysd.errors import ArtifactError, ExperimentError, StageError
 from raysd.pipeline.garbage import delete_garbage, find_garbage, read_age_s
 from tests.records import AT, publish_files
 
@@ -157,6 +157,20 @@ def test_what_is_damaged_is_named_and_left_to_a_person(two: Store):
     assert [each.key.stage for each in garbage.artifacts] == ["report"] and garbage.left[0].startswith(two.place(key("train", "b")))
 
 
+def test_where_a_folder_cannot_be_read_all_of_its_experiment_stays(two: Store, monkeypatch: pytest.MonkeyPatch):
+    resolve(two, {"capture": "a", "train": "d", "report": "e"})
+    listed = FolderHome.list
+
+    def partly(home: FolderHome, prefix: str, skipped: list | None = None) -> list:
+        if skipped is not None:
+            skipped.append(ArtifactError(what="the store cannot be read: Permission denied", where=two.place(key("report", "e")), fix="make it readable"))
+        return [entry for entry in listed(home, prefix) if "e" * 32 not in entry.key]
+
+    monkeypatch.setattr(FolderHome, "list", partly)
+    garbage = find_garbage(two, 0)
+    assert garbage.artifacts == [] and len(garbage.left) == 2 and garbage.left[1].startswith("all of tiny: ")
+
+
 def test_a_corrupt_lease_beside_a_good_record_stops_nothing(two: Store):
     resolve(two, {"capture": "a", "train": "d", "report": "e"})
     two.home.put(lease_key(key("train", "b").prefix, 1), b"{")
@@ -171,7 +185,7 @@ def test_what_raysd_did_not_write_is_never_touched(two: Store):
     for name in foreign:
         two.home.put(name, b"somebody's")
     garbage = find_garbage(two, 0)
-    assert garbage.uploads == [] and {each.key.fingerprint[0] for each in garbage.artifacts} == {"b", "c"}
+    assert garbage.uploads == [] and {each.key.fingerprint[0] for each in garbage.artifacts} == {"b", "c"} and garbage.left == []
     delete_garbage(two, garbage)
     assert all(two.home.get(name) == b"somebody's" for name in foreign)
 
