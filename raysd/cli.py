@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from raysd import __version__
 from raysd.arguments import Parser, positive
-from raysd.errors import ArtifactError, ExperimentError, RaysdError
+from raysd.errors import ArtifactError, DamagedError, ExperimentError, RaysdError
 
 if TYPE_CHECKING:
     from raysd.artifacts import Store
@@ -112,6 +112,7 @@ def _guarded(command: Callable[[], int], debug: bool) -> int:
 def _run(args: argparse.Namespace) -> int:
     from raysd.pipeline import preflight
     from raysd.pipeline.display import open_display
+    from raysd.pipeline.plan import plan
     from raysd.pipeline.runner import blocked_error, run_stages
     from raysd.pipeline.summary import render, summarize
     from raysd.signals import raise_when_terminated
@@ -119,15 +120,15 @@ def _run(args: argparse.Namespace) -> int:
     raise_when_terminated()
     started = time.monotonic()
     experiment, store, planned = _planned(args)
-    with _naming(args.spec):
+    with _naming(args):
         preflight.check_planned_target(planned, store)
         preflight.check_store(store, experiment, planned)
         preflight.check_prompts(experiment, planned)
         if args.address is None:
             preflight.check_local_resources(experiment, planned)
     with open_display(sys.stderr) as display:
-        if blocked_error(planned, store) is None:
-            _resolve(planned, store, display)
+        if blocked_error(planned, store) is None and _resolve(planned, store, display):
+            planned = plan([entry.stage for entry in planned], store)  # `raysd gc` may have taken what nothing stood for until now
         outcome = run_stages(planned, store, _connect(args.address, experiment, store, display), display)
     report = outcome.stages[-1]
     if report.state == "cached":
@@ -139,16 +140,17 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _resolve(planned: list[PlannedStage], store: Store, display: Display) -> None:
-    """Makes the experiment's name stand for this plan. Whoever may only read a store can still have what is in it."""
+def _resolve(planned: list[PlannedStage], store: Store, display: Display) -> bool:
+    """Makes the experiment's name stand for this plan; whether it did not before. Whoever may only read a store can still have what is in it."""
     from raysd.pipeline.preflight import resolve
 
     try:
-        resolve([entry.stage for entry in planned], store)
+        return resolve([entry.stage for entry in planned], store)
     except ArtifactError as err:
         if any(entry.state == "run" for entry in planned):
             raise
         display.note(f"`raysd gc` is not told that this is what {planned[0].stage.experiment} stands for now: {err.what}")
+        return False
 
 
 def _plan(args: argparse.Namespace) -> int:
@@ -160,9 +162,9 @@ def _plan(args: argparse.Namespace) -> int:
     experiment, store, planned = _planned(args)
     refusal: RaysdError | None = blocked_error(planned, store)
     try:
-        with _naming(args.spec):
+        with _naming(args):
             check_planned_target(planned, store)
-    except ExperimentError as err:
+    except (ExperimentError, DamagedError) as err:
         refusal, planned = err, block(planned, f"{err.what}; {err.fix}")
     expected = artifact_bytes([entry.stage.name for entry in planned], experiment)
     told = [(entry, experiment.hardware.of_stage(entry.stage.name), expected[entry.stage.name]) for entry in planned]
@@ -223,7 +225,7 @@ def _logs(args: argparse.Namespace) -> int:
     if args.stage not in (None, *VERSIONS):
         raise ExperimentError(what=f"there is no stage {args.stage}", where="STAGE", fix=f"use one of: {', '.join(VERSIONS)}")
     _, store = _store_of(args)
-    with _naming(args.spec):
+    with _naming(args):
         stages = stages_of(load_experiment(args.spec))
     key, attempt = log_to_show(store, stages, args.stage, args.attempt)
     print(f"{store.place(key)}, attempt {attempt}", file=sys.stderr)
@@ -270,13 +272,13 @@ def _gc(args: argparse.Namespace) -> int:
         rows = [[each.key.experiment, each.key.stage, each.key.fingerprint[:8], f"{each.size_bytes / 1e6:,.1f} MB",
                  f"{(garbage.now_s - each.modified_s) / 86400:.1f} days"] for each in garbage.artifacts]
         print("\n".join(table([["experiment", "stage", "fingerprint", "size", "not written for"], *rows])))
-    for upload in garbage.uploads:
-        print(f"unfinished: {store.home.place(upload.key)}")
-    if not garbage.artifacts and not garbage.uploads:
+    for entry in (*garbage.leftovers, *garbage.uploads):
+        print(f"unfinished: {store.home.place(entry.key)}")
+    if not (garbage.artifacts or garbage.leftovers or garbage.uploads):
         print(f"nothing that was not written for {args.older_than} can go")
         return 0
     done = "deleted" if args.delete else "nothing is deleted without --delete"
-    print(f"{_count(garbage.artifacts, 'artifact')} and {_count(garbage.uploads, 'unfinished upload')}, {garbage.size_bytes / 1e6:,.1f} MB: {done}")
+    print(f"{_count(garbage.artifacts, 'artifact')} and {_count([*garbage.leftovers, *garbage.uploads], 'unfinished file')}, {garbage.size_bytes / 1e6:,.1f} MB: {done}")
     return 0
 
 
@@ -306,7 +308,7 @@ def _planned(args: argparse.Namespace) -> tuple[Experiment, Store, list[PlannedS
     from raysd.pipeline.preflight import chain_of, check_experiment
 
     experiment = load_experiment(args.spec)
-    with _naming(args.spec):
+    with _naming(args):
         chain = chain_of(experiment)
         check_experiment(chain.experiment)
         store = open_store(experiment.store if args.store is None else args.store)
@@ -314,14 +316,16 @@ def _planned(args: argparse.Namespace) -> tuple[Experiment, Store, list[PlannedS
 
 
 @contextmanager
-def _naming(spec: Path) -> Iterator[None]:
-    """Puts the experiment file into an error that names only its field."""
+def _naming(args: argparse.Namespace) -> Iterator[None]:
+    """Puts the experiment file into an error that names only its field, unless the field was overruled by --store."""
     from raysd.pipeline.preflight import name_the_file
 
     try:
         yield
     except RaysdError as err:
-        raise name_the_file(err, spec) from err
+        if args.store is not None and err.where.startswith("store: "):
+            raise type(err)(what=err.what, where=f"--{err.where}", fix=err.fix) from err
+        raise name_the_file(err, args.spec) from err
 
 
 def _connect(

@@ -134,8 +134,19 @@ def test_a_disk_that_is_too_small_exits_1_before_anything_starts(write_experimen
 
 
 def test_a_store_that_cannot_be_written_exits_1(write_experiment: Callable[..., Path], tmp_path: Path):
+    done = call("run", write_experiment(store="/proc/raysd"))
+    assert done.returncode == 1 and "/proc/raysd" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_store_below_a_file_exits_64(write_experiment: Callable[..., Path], tmp_path: Path):
     done = call("run", write_experiment(store="prompts.jsonl/below"))
-    assert done.returncode == 1 and str(tmp_path / "prompts.jsonl") in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 64 and f"below a file, {tmp_path / 'prompts.jsonl'}" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_is_wrong_with_an_arguments_store_is_not_said_of_the_experiment_file(filled: Path, tmp_path: Path):
+    for verb in ("run", "plan"):
+        done = call(verb, filled, "--store", filled)
+        assert done.returncode == 64 and f"where: --store: {filled}" in done.stderr
 
 
 def test_a_report_that_is_not_there_yet_says_how_to_get_it(write_experiment: Callable[..., Path]):
@@ -204,7 +215,7 @@ def test_gc_is_dry_until_told(filled: Path, tmp_path: Path):
     publish_files(open_store(str(runs)), ArtifactKey("tiny", "train", "a" * 32), {})
     before = sorted(path for path in runs.rglob("*"))
     dry = call("gc", "--store", runs, "--older-than", "0s")
-    assert dry.returncode == 0 and "--delete" in dry.stdout and "1 artifact and 0 unfinished uploads" in dry.stdout and sorted(runs.rglob("*")) == before
+    assert dry.returncode == 0 and "--delete" in dry.stdout and "1 artifact and 0 unfinished files" in dry.stdout and sorted(runs.rglob("*")) == before
     assert json.loads(call("gc", "--store", runs, "--json").stdout)["artifacts"] == []
     deleted = json.loads(call("gc", "--store", runs, "--older-than", "0s", "--delete", "--json").stdout)
     assert deleted["deleted"] and [entry["stage"] for entry in deleted["artifacts"]] == ["train"]
@@ -240,6 +251,15 @@ def test_what_a_record_that_is_damaged_blocks_fails_in_plan_too(finished: tuple[
     assert "blocked" in call("plan", spec).stdout
 
 
+def test_a_damaged_note_of_what_a_name_stands_for_is_named_and_plan_still_shows_the_plan(finished: tuple[Path, Path], tmp_path: Path):
+    spec, _ = finished
+    (tmp_path / "runs" / "tiny" / "experiment.json").write_text("{")
+    for verb in ("plan", "run"):
+        done = call(verb, spec)
+        assert done.returncode == 1 and "experiment.json" in done.stderr and "what the name stands for is damaged" in done.stderr
+    assert call("plan", spec).stdout.count("cached") == 2
+
+
 def test_a_run_that_finds_all_needs_no_right_to_write(finished: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     spec, _ = finished
     (tmp_path / "runs" / "tiny" / "experiment.json").unlink()
@@ -259,7 +279,7 @@ def test_another_target_under_the_name_exits_64_and_plan_says_so(filled: Path, t
         done = call(verb, filled)
         assert done.returncode == 64 and "another target" in done.stderr and "take a new name" in done.stderr and str(filled) in done.stderr
     planned = call("plan", filled)
-    assert planned.stdout.count("blocked") == 2 and "take a new name" in planned.stdout
+    assert planned.stdout.count("blocked") == 2 and planned.stdout.count("another target") == 1 and "take a new name" in planned.stdout
     assert sorted((tmp_path / "runs").rglob("*")) == before
 
 

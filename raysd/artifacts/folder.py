@@ -36,9 +36,11 @@ class FolderHome:
         self.root = Path(root)
         self.uri = str(root)
         with _explained(self.root, "read"):
-            is_file = self.root.exists() and not self.root.is_dir()
+            nearest = next(path for path in (self.root, *self.root.parents) if path.exists())
+            is_file = not nearest.is_dir()
         if is_file:
-            raise ExperimentError(what="the store is a file, not a folder", where=f"store: {self.root}", fix="name a folder, or s3://BUCKET/PREFIX")
+            what = "the store is a file, not a folder" if nearest == self.root else f"the store would lie below a file, {nearest}"
+            raise ExperimentError(what=what, where=f"store: {self.root}", fix="name a folder, or s3://BUCKET/PREFIX")
 
     def place(self, key: str = "") -> str:
         return str(self.root / key)

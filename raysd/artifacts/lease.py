@@ -146,14 +146,20 @@ def read_lease(home: Home, entry: Entry, now_s: float) -> SeenLease | None:
         lease = Lease.model_validate_json(content)
     except ValidationError:
         lease = _unreadable(entry.key)
+    if lease.number != _number_of(entry.key):  # a copy of another one
+        lease = _unreadable(entry.key)
     return SeenLease(lease, now_s - entry.modified_s)
 
 
 def _unreadable(key: str) -> Lease:
     """What is known of a lease that does not parse: where it is, and that somebody has written it."""
     experiment, stage, fingerprint, name = key.split("/")[-4:]
-    return Lease(experiment=experiment, stage=stage, fingerprint=fingerprint, number=int(name[6:11]), token="", owner="somebody", job="", state="held",
-                 process=Process(host="", boot="", pid=0, started=0), inputs={}, started="an unknown time", beats=0, doing=f"{name} does not parse", error=None)
+    return Lease(experiment=experiment, stage=stage, fingerprint=fingerprint, number=_number_of(key), token="", owner="somebody", job="", state="held",
+                 process=Process(host="", boot="", pid=0, started=0), inputs={}, started="an unknown time", beats=0, doing=f"{name} cannot be read", error=None)
+
+
+def _number_of(key: str) -> int:
+    return int(key[-len("00001.json"):-len(".json")])
 
 
 class HeldLease:
@@ -256,6 +262,8 @@ def hold_lease(home: Home, prefix: str, experiment: str, stage: str, fingerprint
         except RaysdError as also:
             err.add_note(f"the lease could not be released: {also.what}; it is stale in {STALE_S:g} s")
         if held.asked_to_stop:
+            for note in getattr(err, "__notes__", ()):
+                why.add_note(note)
             raise why from err
         raise
     held.let_go(None)
@@ -276,9 +284,9 @@ def _raise_if_lost(held: HeldLease, err: BaseException) -> None:
 
 def _why_ended(err: BaseException, held: HeldLease) -> RaysdError:
     """What the lease says of a failed attempt. A follower goes on itself after a TryAgainError, and ends with any other error."""
-    where = f"stage {held.lease.stage}"
+    where = f"{held.lease.stage} of {held.lease.experiment}"
     if held.asked_to_stop:
-        return StageError(what=f"{held.lease.stage} was ended with `raysd stop`", where=where, fix="run again to go on from its unfinished work")
+        return StageError(what="ended with `raysd stop`", where=where, fix="run again to go on from its unfinished work")
     if isinstance(err, RaysdError):
         return err
     if isinstance(err, Exception):

@@ -37,14 +37,13 @@ class Pieces:
         self._home.put_file(key, path)
         self._home.put(key + SUM, entry.model_dump_json().encode("utf-8"))
         if number > 1:
-            replaced = [each for each, of in self._numbered(name) if of < number]
-            self._home.delete([file for each in replaced for file in (each + SUM, each)])
+            self._home.delete([file for file, of, rest in self._numbered() if of < number and rest in (name, name + SUM)])
         print(f"kept {name}", flush=True)
         return self._home.local(key)
 
     def find(self, name: str) -> Path | None:
         """The piece of a name on this machine, fetched if need be; None if there is none, or none that is whole."""
-        found = [key for key, _ in sorted(self._numbered(name), key=lambda each: -each[1])]
+        found = [key.removesuffix(SUM) for key, _, rest in reversed(self._numbered()) if rest == name + SUM]
         for key in found:
             if (path := self._whole(key)) is not None:
                 return path
@@ -52,14 +51,14 @@ class Pieces:
             print(f"damaged: {name}; it is made again", flush=True)
         return None
 
-    def _numbered(self, name: str) -> list[tuple[str, int]]:
-        """The key of each piece of a name, if it was kept to the end, and the number of the lease that kept it."""
-        found = []
+    def _numbered(self) -> list[tuple[str, int, str]]:
+        """Key, number of the lease and name of each file of each piece, by lease."""
+        files = []
         for entry in self._home.list(self._prefix):
             number, _, rest = entry.key.removeprefix(self._prefix).partition("/")
-            if number.isdecimal() and rest == name + SUM:
-                found.append((entry.key.removesuffix(SUM), int(number)))
-        return found
+            if number.isdecimal():
+                files.append((entry.key, int(number), rest))
+        return files
 
     def _whole(self, key: str) -> Path | None:
         """The piece under a key, on this machine; None if it differs from its checksum."""

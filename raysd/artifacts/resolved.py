@@ -39,8 +39,8 @@ def encode_resolved(resolved: Resolved) -> bytes:
 
 def decode_resolved(content: bytes, where: object) -> Resolved:
     """What a file holds. Raises DamagedError, naming `where`, if it is damaged or of another schema."""
-    document = unseal(content, "mark", where, "resolved_schema", RESOLVED_SCHEMA, FIX)
+    document = unseal(content, "note of what the name stands for", where, "resolved_schema", RESOLVED_SCHEMA, FIX)
     try:
         return Resolved.model_validate(document)
     except ValidationError as err:
-        raise DamagedError(what=f"the mark does not parse ({err.error_count()} problems)", where=where, fix=FIX) from err
+        raise DamagedError(what=f"the note of what the name stands for does not parse ({err.error_count()} problems)", where=where, fix=FIX) from err

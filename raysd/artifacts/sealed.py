@@ -25,7 +25,7 @@ def unseal(content: bytes, noun: str, where: object, schema_field: str, schema: 
         document = json.loads(content)
         checksum, found = document.pop(CHECKSUM, None), document[schema_field]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
-        raise DamagedError(what=f"the {noun} is damaged: it is no {noun} in JSON", where=where, fix=fix) from err
+        raise DamagedError(what=f"the {noun} is damaged: it is not the JSON that was written", where=where, fix=fix) from err
     if isinstance(found, int) and found != schema:
         raise DamagedError(what=f"the {noun} has schema {found}, this raysd reads {schema}", where=where, fix="upgrade raysd" if found > schema else fix)
     if checksum != _checksum(document):

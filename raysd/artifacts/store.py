@@ -295,7 +295,7 @@ class Work:
         if not home.create(prefix + NAME, encode_record(record)):
             raise LeaseLostError(what=f"another run published the {self._key.stage} artifact meanwhile", where=store.place(self._key), fix="run again: it is found")
         # Leftovers are only disk space from here on, and the record says which are.
-        home.delete([entry.key for entry in home.list(prefix) if _is_leftover(entry.key.removeprefix(prefix), record)])
+        home.delete([entry.key for entry in home.list(prefix) if is_leftover(entry.key.removeprefix(prefix), record)])
         shutil.rmtree(home.local(f"{prefix}work"), ignore_errors=True)
         return store.folder(self._key) / self.folder
 
@@ -336,7 +336,7 @@ def log_name(attempt: int) -> str:
     return f"job-a{attempt}.log"
 
 
-def _is_leftover(name: str, record: Record) -> bool:
+def is_leftover(name: str, record: Record) -> bool:
     """Whether a file of this name below a finished artifact is of unfinished work, or of an attempt that died while it published."""
     return name.startswith("work/") or (name.startswith("files-") and not name.startswith(f"{record.folder}/"))
 

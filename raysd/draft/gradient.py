@@ -6,7 +6,8 @@ whose conversations are shared out took 1.3 to 1.4 times fewer seconds (tests/be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
@@ -31,6 +32,9 @@ class StepGradient:
         self._token_to_draft_cpu = token_to_draft.cpu()  # to count with: on a GPU every count would wait for the device
         torch.set_num_threads(max(1, threads // parts))
         self._pool = ThreadPoolExecutor(parts, initializer=torch.set_num_threads, initargs=(max(1, threads // parts),))
+        together = threading.Barrier(parts)
+        list(self._pool.map(lambda _: together.wait(), range(parts)))  # all threads are there, and set up, before one of them computes
+        self._first = True
 
     def __enter__(self) -> StepGradient:
         return self
@@ -42,13 +46,21 @@ class StepGradient:
         """Sets `.grad` of every parameter and returns the loss, in nat. The same for any number of threads, up to rounding, and reproducible for one."""
         counted = counted_rows(conversations, self._token_to_draft_cpu, self._section.ttt_steps)
         parts = balanced([len(each.token_ids) for each in conversations], self._parts)
-        results = list(self._pool.map(lambda part: self._part([conversations[i] for i in part], counted), parts))
+        results = list(self._results([[conversations[i] for i in part] for part in parts], counted))
         for gradients in zip(self._draft.parameters(), *(gradients for _, gradients in results), strict=True):
             parameter, total, *others = gradients
             for other in others:  # in the order of the parts, so that a sum of floats comes out the same each time
                 total.add_(other)
             parameter.grad = total
         return sum(loss for loss, _ in results)
+
+    def _results(self, parts: Sequence[Sequence[Conversation]], counted: list[int]) -> Iterator[tuple[float, tuple[torch.Tensor, ...]]]:
+        # The first time one after the other: torch's libraries choose their kernels when they are first used, and when two threads did so at once, one process
+        # in forty had other last bits in its first gradient.
+        if self._first:
+            self._first = False
+            return (self._pool.submit(self._part, part, counted).result() for part in parts)
+        return self._pool.map(lambda part: self._part(part, counted), parts)
 
     def _part(self, conversations: Sequence[Conversation], counted: list[int]) -> tuple[float, tuple[torch.Tensor, ...]]:
         section = self._section

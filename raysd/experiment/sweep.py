@@ -13,6 +13,8 @@ Arm = Literal["none", "bf16", "fp8"]
 SERVER_ARGS = {"model", "served-model-name", "host", "port", "dtype", "max-model-len", "max-num-seqs", "tensor-parallel-size", "enable-prefix-caching",
                "no-enable-prefix-caching", "generation-config", "kv-cache-memory-bytes", "gpu-memory-utilization", "enforce-eager", "chat-template",
                "trust-remote-code", "speculative-config"}
+ACCEPTANCE_SEQS = 16
+"""Sequences that an engine decodes at once while a draft's acceptance is counted."""
 DRAFT_ARGS = {"method", "model", "num-speculative-tokens"}
 
 
@@ -48,8 +50,9 @@ class EngineSettings(Section):
     """Environment of the engine's processes, of the capture's too."""
 
     def for_acceptance(self) -> EngineSettings:
-        """The same, eager: where acceptance is counted and not speed, for a compiled engine takes a minute more to start."""
-        return self.model_copy(update={"enforce_eager": True})
+        """The same where acceptance is counted and not speed: eager, for a compiled engine takes a minute more to start, and with a number of sequences
+        of its own, so that a sweep of more concurrency trains no draft anew."""
+        return self.model_copy(update={"enforce_eager": True, "max_num_seqs": ACCEPTANCE_SEQS})
 
     @model_validator(mode="after")
     def _nothing_that_raysd_sets(self) -> EngineSettings:

@@ -12,7 +12,7 @@ from typing import Any
 
 from raysd.artifacts import ArtifactKey, Store
 from raysd.artifacts.home import OF_ARTIFACT, Entry
-from raysd.artifacts.store import RUN, Content, Found
+from raysd.artifacts.store import RUN, Content, Found, is_leftover
 from raysd.errors import ArtifactError, DamagedError, ExperimentError
 from raysd.pipeline.stages import VERSIONS
 
@@ -26,6 +26,8 @@ class Garbage:
     """What may go, and what was left although it may be of no use."""
 
     artifacts: list[Found]
+    leftovers: list[Entry]
+    """Files of unfinished work beside a finished artifact that is kept: of an attempt that was killed as it cleared up, or was taken for dead."""
     uploads: list[Entry]
     """Begun and never finished."""
     left: list[str]
@@ -34,7 +36,7 @@ class Garbage:
 
     @property
     def size_bytes(self) -> int:
-        return sum(each.size_bytes for each in self.artifacts) + sum(each.size_bytes for each in self.uploads)
+        return sum(each.size_bytes for each in (*self.artifacts, *self.leftovers, *self.uploads))
 
     def as_json(self, deleted: bool) -> dict[str, Any]:
         """The object that `raysd gc --json` prints."""
@@ -43,6 +45,7 @@ class Garbage:
             "bytes": self.size_bytes,
             "artifacts": [{"experiment": each.key.experiment, "stage": each.key.stage, "fingerprint": each.key.fingerprint, "bytes": each.size_bytes,
                            "age_s": round(self.now_s - each.modified_s)} for each in self.artifacts],
+            "leftovers": [each.key for each in self.leftovers],
             "uploads": [each.key for each in self.uploads],
             "left": self.left,
         }
@@ -70,14 +73,16 @@ def find_garbage(store: Store, older_than_s: float) -> Garbage:
             if any(f"{error.where}/".startswith(f"{store.home.place(name)}/") for error in skipped):
                 raise DamagedError(what="what cannot be read may refer to the rest", where=store.home.place(name), fix="make it readable")
             kept |= protected(store, name, contents)
-        except DamagedError as err:
+        except ArtifactError as err:
             left.append(f"all of {name}: {err.what} ({err.where})")
             kept |= {key for key in contents if key.experiment == name}
     left += [f"{store.place(key)}: {content.error.what}" for key, content in contents.items() if key not in kept and content.error is not None]
     gone = [each for each in found if each.key not in kept and _is_ours(each, contents[each.key]) and now_s - each.modified_s >= older_than_s]
     busy = {key for key, content in contents.items() if _is_running(content)}
     uploads = [entry for entry in store.home.abandoned(older_than_s) if (key := _artifact_of(entry)) is not None and key not in busy]
-    return Garbage(artifacts=gone, uploads=uploads, left=left, now_s=now_s)
+    leftovers = [entry for each in found if each not in gone and (record := contents[each.key].record) is not None for entry in each.files
+                 if is_leftover(entry.key.removeprefix(each.key.prefix), record) and now_s - entry.modified_s >= older_than_s]
+    return Garbage(artifacts=gone, leftovers=leftovers, uploads=uploads, left=left, now_s=now_s)
 
 
 def protected(store: Store, experiment: str, contents: dict[ArtifactKey, Content]) -> set[ArtifactKey]:
@@ -110,22 +115,26 @@ def referred(keys: set[ArtifactKey], contents: dict[ArtifactKey, Content]) -> se
 
 
 def delete_garbage(store: Store, garbage: Garbage) -> Garbage:
-    """Deletes what is still garbage now; returns what that was. Asked anew for each name, since a run may have begun that reads what was not needed before."""
+    """Deletes what is still garbage when its turn comes; returns what that was: a run may have begun since that needs what was not needed before."""
     deleted, left = [], list(garbage.left)
-    for name in sorted({each.key.experiment for each in garbage.artifacts}):
-        found = store.inventory(name)
-        contents = dict(zip([each.key for each in found], store.read_all(found), strict=True))
+    finished: dict[ArtifactKey, Content] = {}
+    for each in garbage.artifacts:
+        name = each.key.experiment
+        found = {one.key: one for one in store.inventory(name)}
+        asked = [one for one in found.values() if one.key not in finished]  # records do not change
+        contents = dict(zip([one.key for one in asked], store.read_all(asked), strict=True))
+        finished |= {key: content for key, content in contents.items() if content.record is not None}
         try:
-            kept = protected(store, name, contents)
-        except DamagedError as err:  # since it was looked at
-            left.append(f"all of {name}: {err.what} ({err.where})")
+            kept = protected(store, name, finished | contents)
+        except ArtifactError as err:  # since it was looked at
+            left.append(f"{store.place(each.key)}: {err.what} ({err.where})")
             continue
-        for each in garbage.artifacts:
-            if each.key.experiment == name and each.key not in kept and each in found:  # all its files as they were: nobody has worked on it since
-                store.delete(each)
-                deleted.append(each)
+        if each.key not in kept and found.get(each.key) == each:  # all its files as they were: nobody has worked on it since
+            store.delete(each)
+            deleted.append(each)
+    store.home.delete([entry.key for entry in garbage.leftovers])
     store.home.forget([upload.key for upload in garbage.uploads])
-    return Garbage(deleted, garbage.uploads, left, garbage.now_s)
+    return Garbage(deleted, garbage.leftovers, garbage.uploads, left, garbage.now_s)
 
 
 def _is_ours(found: Found, content: Content) -> bool:

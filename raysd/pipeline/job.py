@@ -46,7 +46,7 @@ class Edges:
 
 
 def main(stage: str, edges: Callable[[], Edges], arguments: list[str] | None = None, clock: Clock = utc_now) -> int:
-    """Runs one stage; returns the exit code: 0 done or there already, 1 failed, 64 wrong configuration, 75 try again.
+    """Runs one stage; returns the exit code: 0 done or there already, 1 failed, 64 wrong configuration, 75 try again, 130 Ctrl-C.
 
     edges: called once the experiment has been read.
     """
@@ -65,6 +65,8 @@ def main(stage: str, edges: Callable[[], Edges], arguments: list[str] | None = N
         store = outside.open_store(chain.experiment.store if args.store is None else args.store)
         if args.attempt is not None:
             check_shared(store, wanted, args.attempt)
+        elif submission_id(os.environ):
+            check_outlasts(store)
         made = run_stage(wanted, chain, store, outside.functions[stage], args.attempt, clock)
         print(f"{stage} is done: {made}" if made else f"{stage} is there already: nothing to do", flush=True)
         return 0
@@ -74,6 +76,9 @@ def main(stage: str, edges: Callable[[], Edges], arguments: list[str] | None = N
         return _told(
             StageError(what=f"the stage was stopped by {err}", where=f"stage {stage}", fix="run again to go on from its unfinished work")
         )
+    except KeyboardInterrupt:
+        print("interrupted; run again to go on from its unfinished work", file=sys.stderr, flush=True)
+        return 130
     except Exception as err:
         traceback.print_exc()
         last = " ".join(traceback.format_exception_only(err)[-1].split())
@@ -163,6 +168,16 @@ def check_shared(store: Store, stage: Stage, attempt: int) -> None:
             where=f"store: {store.uri}",
             fix="name a folder on a file system that this machine and all nodes share, or s3://BUCKET/PREFIX; if the prompts, the target or the draft were "
             "changed since the run began, run again; by hand, leave --attempt out",
+        )
+
+
+def check_outlasts(store: Store) -> None:
+    """Raises ExperimentError if the store is a folder within the job's working directory, of which Ray makes a copy for each job and deletes it after."""
+    if not store.home.remote and store.home.local().is_relative_to(Path.cwd().resolve()):
+        raise ExperimentError(
+            what="the store lies within the job's working directory, which Ray deletes after the job",
+            where=f"store: {store.uri}",
+            fix="name a folder that all nodes share, by its absolute path, or s3://BUCKET/PREFIX, with --store",
         )
 
 

@@ -54,8 +54,9 @@ def plan(stages: Sequence[Stage], store: Store) -> list[PlannedStage]:
 
 
 def block(planned: Sequence[PlannedStage], why: str) -> list[PlannedStage]:
-    """The same plan with all that would run blocked for one reason."""
-    return [entry if entry.state == "cached" else PlannedStage(entry.stage, "blocked", why) for entry in planned]
+    """The same plan with all that would run blocked for one reason, told once."""
+    first = next((entry.stage.name for entry in planned if entry.state != "cached"), None)
+    return [entry if entry.state == "cached" else PlannedStage(entry.stage, "blocked", why if entry.stage.name == first else f"as {first}") for entry in planned]
 
 
 def _decide(stage: Stage, inputs: Sequence[PlannedStage], store: Store) -> tuple[State, str, Record | None]:

@@ -12,7 +12,7 @@ from raysd.artifacts import Store, difference
 from raysd.artifacts.lease import Clock, utc_now
 from raysd.artifacts.resolved import Resolved
 from raysd.checks.draft_fit import check_draft_fit, identify_draft
-from raysd.errors import ExperimentError, RaysdError, TargetError
+from raysd.errors import DamagedError, ExperimentError, RaysdError, TargetError
 from raysd.experiment import Experiment
 from raysd.experiment.target import TargetSection
 from raysd.hardware.catalogue import find_machine
@@ -104,19 +104,32 @@ def check_same_target(stages: Sequence[Stage], store: Store) -> Resolved | None:
 
     Raises ExperimentError if it stands for another target: two models must not share one name. DamagedError if that cannot be told.
     """
-    known = store.resolved(stages[0].experiment)
-    changed = [] if known is None else difference(_model_of(known.target), _model_of(_target_of(stages)), "target")
-    if changed:
-        raise ExperimentError(
-            what=f"the name {known.experiment} stands for another target in this store: {changed[0]}",
-            where=f"name: {known.experiment} (store {store.uri})",
-            fix="take a new name for the new target",
-        )
+    known, name = store.resolved(stages[0].experiment), stages[0].experiment
+    for target in [known.target] if known is not None else _targets_of_records(stages, store):
+        changed = difference(_model_of(target), _model_of(_target_of(stages)), "target")
+        if changed:
+            raise ExperimentError(
+                what=f"the name {name} stands for another target in this store: {changed[0]}",
+                where=f"name: {name} (store {store.uri})",
+                fix="take a new name for the new target",
+            )
     return known
 
 
-def resolve(stages: Sequence[Stage], store: Store, clock: Clock = utc_now) -> None:
-    """Makes the experiment's name stand for these stages: for `raysd gc`, and so that no other target takes the name.
+def _targets_of_records(stages: Sequence[Stage], store: Store) -> list[dict[str, Any]]:
+    """The targets of the newest artifacts under a name of which nothing else says what it stands for: a copy of a part of a store, say."""
+    targets = []
+    for stage in (stage for stage in stages if "target" in stage.identity):
+        try:
+            record = store.newest_record(stage.experiment, stage.name)
+        except DamagedError:  # it can tell nothing, and whoever needs it is told by the plan
+            continue
+        targets += [] if record is None else [record.identity["target"]]
+    return targets
+
+
+def resolve(stages: Sequence[Stage], store: Store, clock: Clock = utc_now) -> bool:
+    """Makes the experiment's name stand for these stages: for `raysd gc`, and so that no other target takes the name. Returns whether it did not before.
 
     To be called before anything of them runs. Raises as `check_same_target` does.
     """
@@ -124,10 +137,12 @@ def resolve(stages: Sequence[Stage], store: Store, clock: Clock = utc_now) -> No
                    resolved=clock().isoformat(timespec="seconds"))
     known = check_same_target(stages, store)
     if known is None and store.first_resolved(now):
-        return
+        return True
     known = known or check_same_target(stages, store)  # somebody else was first
-    if known is None or known.stages != now.stages:
+    changed = known is None or known.stages != now.stages
+    if changed:
         store.now_resolved(now)
+    return changed
 
 
 def _target_of(stages: Sequence[Stage]) -> dict[str, Any]:

@@ -73,7 +73,15 @@ def build_stages(
             (),
         )
     if experiment.train is not None:
-        add("train", {"draft": experiment.draft.result_values(), "train": experiment.train.result_values()}, ("capture",))
+        add(
+            "train",
+            {
+                "engine": engine.for_acceptance().result_values(),
+                "draft": experiment.draft.result_values(),
+                "train": experiment.train.result_values(),
+            },
+            ("capture",),
+        )
     if experiment.quantize is not None:
         add(
             "quantize",

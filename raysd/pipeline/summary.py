@@ -61,6 +61,8 @@ def render(summary: dict[str, Any]) -> str:
         lines += ["", *table(rows)]
     if summary["report"]:
         lines += ["", f"report: {summary['report']}"]
+        if summary["report"].startswith("s3://"):
+            lines.append("(`raysd report` fetches it, and prints the path of the copy)")
     return "\n".join(lines)
 
 

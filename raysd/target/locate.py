@@ -13,14 +13,14 @@ from raysd.errors import ExperimentError, TargetError
 from raysd.experiment.target import TargetSection
 from raysd.target.pypi_asset import CONVERTER_VERSION, fetch_asset, parse_asset
 
-SAMPLES, SAMPLE_BYTES = 16, 2**16
-"""Pieces of a weight file that stand for its content."""
+SAMPLE_BYTES = 2**12
+"""Of each tensor, from its middle, stand for its content."""
 
 
 def identify_target(section: TargetSection) -> dict[str, Any]:
     """What makes this target this target, JSON-ready, for fingerprints. Needs no model on disk and imports no torch.
 
-    A package's model is package, version and converter; a folder is the content of its small files (config, index, tokenizer, template), and sizes and samples of its weight files; a Hugging Face id
+    A package's model is package, version and converter; a folder is the content of its small files (config, index, tokenizer, template), and of its weight files sizes, headers and a piece of each tensor; a Hugging Face id
     is its commit (asked from the hub unless `revision` is one). A chat template of the experiment is part of it.
     Raises ExperimentError if the folder is absent or has no config.json, TargetError if the hub does not answer.
     """
@@ -73,12 +73,25 @@ def _folder_identity(folder: Path) -> dict[str, Any]:
 
 
 def _sampled_hash(path: Path) -> str:
-    """SHA-256 over pieces spread evenly through a file, its start and its end among them: training changes every piece, and hundreds of GB need not be read."""
-    digest, last = hashlib.sha256(), max(0, path.stat().st_size - SAMPLE_BYTES)
+    """SHA-256 over a safetensors file's header and a piece of each tensor, so that hundreds of GB need not be read for every plan.
+
+    Whatever makes another model of a target (training, merging an adapter, quantizing, zeroing a layer) changes some tensor throughout, and is seen. A change
+    of single numbers elsewhere in a tensor, as damage makes it, need not be. A file without a header is hashed whole. Format: huggingface.co/docs/safetensors.
+    """
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        for i in range(SAMPLES):
-            file.seek(last * i // (SAMPLES - 1))
-            digest.update(file.read(SAMPLE_BYTES))
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(length) if length < path.stat().st_size else b""
+        try:
+            tensors = json.loads(header)
+            places = sorted(tuple(entry["data_offsets"]) for name, entry in tensors.items() if name != "__metadata__")
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return sha256_of(path)
+        digest.update(header)
+        for start, end in places:
+            middle = max(start, (start + end - SAMPLE_BYTES) // 2)
+            file.seek(8 + length + middle)
+            digest.update(file.read(min(SAMPLE_BYTES, end - middle)))
     return digest.hexdigest()
 
 

@@ -45,9 +45,8 @@ def test_a_store_that_is_a_file_or_lies_below_one_is_refused(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(ExperimentError, match="not a folder"):
         FolderHome(tmp_path / "file")
-    with pytest.raises(ArtifactError, match="cannot be written") as caught:
-        FolderHome(tmp_path / "file" / "below").check_writable()
-    assert str(tmp_path / "file") in caught.value.where
+    with pytest.raises(ExperimentError, match=f"below a file, {tmp_path / 'file'}"):
+        FolderHome(tmp_path / "file" / "far" / "below")
 
 
 def test_it_is_there_once_its_folder_is(tmp_path: Path):

@@ -280,6 +280,15 @@ def test_an_owner_whose_files_its_successor_cleared_away_has_lost_the_lease_and_
     assert newest_lease(store.home, PREFIX).lease.number == 2
 
 
+def test_what_went_wrong_while_it_was_stopped_is_told_with_the_stop(home: Home):
+    with pytest.raises(StageError, match="raysd stop") as caught, hold(home) as held:
+        held.asked_to_stop = True
+        error = KeyboardInterrupt()
+        error.add_note("the job may still run")
+        raise error
+    assert caught.value.__notes__ == ["the job may still run"]
+
+
 def test_an_error_of_an_owner_that_still_has_its_lease_stays_that_error(store: Store):
     with pytest.raises(FileNotFoundError), store.work_on(KEY, {}):
         Path("/no/such/file").read_bytes()
@@ -289,12 +298,13 @@ def test_an_error_of_an_owner_that_still_has_its_lease_stays_that_error(store: S
 NAMELESS_FAILURE = re.compile(rb'"error": \{[^}]*\}', re.DOTALL)
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "failed without a reason", "nested"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "failed without a reason", "nested", "of another number"])
 def test_a_lease_that_cannot_be_read_is_somebodys_until_it_is_stale(home: Home, damage: str):
     with pytest.raises(StageError), hold(home):
         raise StageError(what="x", where="y", fix="z")
     good = home.get(lease_key(PREFIX, 1))
-    broken = {"empty": b"", "cut": good[:40], "failed without a reason": NAMELESS_FAILURE.sub(b'"error": null', good), "nested": b"[" * 100_000}[damage]
+    broken = {"empty": b"", "cut": good[:40], "failed without a reason": NAMELESS_FAILURE.sub(b'"error": null', good), "nested": b"[" * 100_000,
+              "of another number": good.replace(b'"number": 1', b'"number": 7')}[damage]
     assert broken != good
     home.put(lease_key(PREFIX, 1), broken)
     seen = newest_lease(home, PREFIX)

@@ -86,7 +86,7 @@ def publish_others(store: Store, folder: Path) -> None:
         stage = stages[number % len(stages)]
         key = ArtifactKey(stage.experiment, stage.name, f"{number:032x}")
         for name, content in FILES.items():
-            store.home.put(key.prefix + name, content)
+            store.home.put(f"{key.prefix}{record.folder}/{name}", content)
         own = record.model_copy(update={"stage": key.stage, "fingerprint": key.fingerprint, "identity": stage.identity})
         store.home.put(f"{key.prefix}record.json", encode_record(own))
 

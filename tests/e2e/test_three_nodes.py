@@ -40,21 +40,23 @@ def run_on(nodes: Nodes, spec: Path, places: dict[str, str], store: Path) -> lis
     return json.loads(done.stdout)["stages"]
 
 
-def ran_on(nodes: Nodes) -> dict[tuple[str, int], str]:
-    """Fingerprint and attempt of every stage's job to the name of the node that it ran on, by Ray's job table."""
+def ran_on(nodes: Nodes, store: Store, made: dict) -> str:
+    """The node that a stage ran on, by its lease and Ray's job table."""
     names = {node_id: name for name, node_id in nodes.ids.items()}
-    return {(job["metadata"]["fingerprint"], int(job["metadata"]["attempt"])): names[job["driver_node_id"]] for job in nodes.jobs()}
+    job_id = store.lease(ArtifactKey("tiny", made["stage"], made["fingerprint"])).lease.job
+    return next(names[job["driver_node_id"]] for job in nodes.jobs() if job["submission_id"] == job_id)
 
 
 def test_a_stage_runs_on_each_node_that_it_is_placed_on(nodes, first_run, tmp_path):
     spec, run = first_run
-    for attempt, node in enumerate(NAMES, start=1):
+    for node in NAMES:
         shutil.copytree(spec.parent / "runs", tmp_path / node)
         shutil.rmtree(tmp_path / node / "tiny" / "report")
         report = run_on(nodes, spec, {"report": node}, tmp_path / node)[-1]
         assert report["state"] == "done" and report["fingerprint"] == run["stages"][-1]["fingerprint"]
-        assert Path(report["artifact"], "report.html").stat().st_size > 10_000
-        assert ran_on(nodes)[report["fingerprint"], attempt] == node
+        store, key = Store(FolderHome(tmp_path / node)), ArtifactKey("tiny", "report", report["fingerprint"])
+        assert store.open(key).joinpath("report.html").stat().st_size > 10_000
+        assert ran_on(nodes, store, report) == node
 
 
 def test_a_script_that_is_submitted_by_hand_gives_the_same_artifact(nodes, first_run, tmp_path):
@@ -76,5 +78,5 @@ def test_the_chain_runs_over_all_three_nodes(nodes, tmp_path):
     places = {"capture": "b", "train": "c", "sweep": "b", "report": "a"}
     stages = run_on(nodes, spec, places, tmp_path / "runs")
     assert {stage["stage"]: stage["state"] for stage in stages} == dict.fromkeys(places, "done")
-    where = ran_on(nodes)
-    assert {stage["stage"]: where[stage["fingerprint"], 1] for stage in stages} == places
+    store = Store(FolderHome(tmp_path / "runs"))
+    assert {stage["stage"]: ran_on(nodes, store, stage) for stage in stages} == places

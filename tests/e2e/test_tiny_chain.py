@@ -13,8 +13,14 @@ from raysd.quantization.audit import audit_draft
 from tests.tiny_chain import FORMS, raysd, write_experiment
 
 
-def artifact(run: dict, stage: str) -> Path:
-    return Path(next(entry["artifact"] for entry in run["stages"] if entry["stage"] == stage))
+def record(run: dict, stage: str) -> dict:
+    artifact = Path(next(entry["artifact"] for entry in run["stages"] if entry["stage"] == stage))
+    return json.loads((artifact / "record.json").read_text()) | {"artifact": artifact}
+
+
+def files(run: dict, stage: str) -> Path:
+    made = record(run, stage)
+    return made["artifact"] / made["folder"]
 
 
 def test_every_stage_is_done_and_the_draft_is_accepted(first_run):
@@ -34,7 +40,7 @@ def test_answers_are_the_targets_own(first_run):
 
 def test_an_exclusion_that_was_not_rewritten_would_have_been_caught(first_run):
     _, run = first_run
-    draft = artifact(run, "quantize") / "draft"
+    draft = files(run, "quantize") / "draft"
     audit_draft(draft)
     config = json.loads((draft / "config.json").read_text())
     (draft / "config.json").chmod(0o644)
@@ -50,13 +56,13 @@ def test_an_exclusion_that_was_not_rewritten_would_have_been_caught(first_run):
 def test_the_replayed_acceptance_is_near_what_vllm_counts(first_run):
     """The draft in raysd and the draft in vLLM are the same model: the walk over captured answers predicts vLLM's counters."""
     _, run = first_run
-    metrics = json.loads((artifact(run, "train") / "record.json").read_text())["metrics"]
+    metrics = record(run, "train")["metrics"]
     assert metrics["served"]["acceptance_length"] == pytest.approx(metrics["replay"]["acceptance_length"], rel=0.1)
 
 
 def test_cells_and_the_report_are_there(first_run):
     _, run = first_run
-    cells = pq.read_table(artifact(run, "sweep") / "cells.parquet").to_pylist()
+    cells = pq.read_table(files(run, "sweep") / "cells.parquet").to_pylist()
     assert len(cells) == 3 * (2 + 2 + 1) and all(cell["valid"] for cell in cells)
     assert all(cell["drafts"] > 0 for cell in cells if cell["arm"] != "none")
     report = Path(run["report"])
@@ -83,6 +89,6 @@ def test_an_eagle31_draft_with_the_whole_vocabulary_is_served_as_it_was_trained(
     done = raysd("run", str(path), "--json")
     assert done.returncode == 0, done.stderr[-4000:]
     run = json.loads(done.stdout)
-    metrics = json.loads((artifact(run, "train") / "record.json").read_text())["metrics"]
+    metrics = record(run, "train")["metrics"]
     assert run["acceptance_length"]["bf16"] > 1.05 and run["lossless"]["bf16"]["broken"] == 0
     assert metrics["served"]["acceptance_length"] == pytest.approx(metrics["replay"]["acceptance_length"], rel=0.1)

@@ -17,8 +17,8 @@ from tests.faults.ground import NotAllowed, NotRecovered
 from tests.faults.kinds import KINDS
 from tests.faults.verify import verify
 
-TIMES = {"kill_train": 4, "kill_capture": 3, "kill_capture_engine": 2, "kill_raylet": 2, "kill_driver": 2, "kill_runner": 2, "stop": 2,
-         "flipped_record": 2, "two_at_once": 2, "clock": 2, "paused_owner": 2}
+TIMES = {"kill_train": 3, "kill_capture": 2, "kill_capture_engine": 2, "kill_runner": 2, "stop": 2, "stop_waiting": 2, "two_at_once": 2, "hung_publishing": 2,
+         "hung_keeping": 2, "gc_meanwhile": 2}
 """How often a kind happens in a campaign, if more than once."""
 
 

@@ -3,32 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
-from collections.abc import Callable
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from random import Random
 from types import TracebackType
+from typing import Any
 from unittest import mock
 
 from raysd.artifacts import Store
 from raysd.backends.s3_home import S3Home
 from raysd.experiment.store import S3Section
-from tests.faults.ground import Attempt, Ground, Reference, copied_store, small_disk
-from tests.ray_nodes import Nodes, three_nodes
+from tests.faults.ground import MOMENT_S, POLL_S, Attempt, Ground, NotRecovered, Reference, copied_store, small_disk
+from tests.ray_nodes import NAMES, Nodes, three_nodes
 from tests.s3_server import MOTO_ENVIRONMENT, FaultyProxy, moto_server
 from tests.tiny_chain import write_experiment
 
 REFERENCE_S = 900
 ENGINE = {"enforce_eager": True, "max_num_seqs": 4, "kv_cache_bytes": 268435456}
 CHANGES = {
+    "capture": {"engines": 1, "max_tokens": 48, "concurrency": 4, "shard_conversations": 6, "kv_cache_bytes": 268435456},
     "train": {"steps": 60, "ttt_steps": 2, "lr": 2e-3, "evaluations": 2, "served_k": 2, "served_tokens": 12},
     "quantize": {"served_k": 2, "served_tokens": 12},
     "sweep": {"arms": ["none", "bf16"], "concurrency": [1, 2], "k": [2], "blocks": 3, "requests_per_slot": 2, "workloads": [{"name": "report", "osl": 24}],
               "engine": ENGINE},
 }
-"""The tiny chain in short: two arms, since every engine takes its time to start."""
+"""The tiny chain in short: small shards, so that a fault meets several; two arms, since every engine takes its time to start."""
 
 
 def make_reference(folder: Path) -> Reference:
@@ -42,6 +47,35 @@ def make_reference(folder: Path) -> Reference:
         attempt.end()
     assert code == 0, attempt.tail()
     return Reference(spec, folder / "runs")
+
+
+@contextlib.contextmanager
+def busy_workers(nodes: Nodes) -> Iterator[None]:
+    """Somebody else's jobs hold all of the resource that `Fault.ground_on_nodes` asks for."""
+    jobs = {_ask(nodes, "", {"entrypoint": "exec sleep 3600", "entrypoint_resources": {"worker": 1}})["submission_id"] for _ in NAMES[1:]}
+    try:
+        wait_for_jobs(nodes, jobs, "RUNNING")
+        yield
+    finally:
+        for job in jobs:
+            _ask(nodes, f"{job}/stop", {})
+
+
+def wait_for_jobs(nodes: Nodes, jobs: set[str], *statuses: str) -> None:
+    """Returns when each of the jobs has one of Ray's statuses. Raises NotRecovered if that takes too long."""
+    deadline = time.monotonic() + MOMENT_S
+    while any(job["status"] not in statuses for job in nodes.jobs() if job["submission_id"] in jobs):
+        if time.monotonic() > deadline:
+            raise NotRecovered(f"the jobs {', '.join(sorted(jobs))} do not become {' or '.join(statuses)}")
+        time.sleep(POLL_S)
+
+
+def _ask(nodes: Nodes, path: str, document: dict[str, Any]) -> dict[str, Any]:
+    """What Ray's job server answers."""
+    headers = {"Authorization": f"Bearer {nodes.environment['RAY_AUTH_TOKEN']}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{nodes.address}/api/jobs/{path}", json.dumps(document).encode(), headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
 
 
 class Bench:
@@ -96,7 +130,7 @@ class Fault:
 
     def ground_on_nodes(self, *stages: str) -> Ground:
         """A store in a folder, made again by `raysd run` on the cluster, by nodes other than its head."""
-        spec = self.bench.reference.at_faults(hardware={"resources": {stage: {"custom": {"worker": 0.01}} for stage in stages}})
+        spec = self.bench.reference.at_faults("nodes", hardware={"resources": {stage: {"custom": {"worker": 0.01}} for stage in stages}})
         nodes = self.bench.nodes
         return self._ground(stages, copied_store(self.bench.reference, list(stages), self._store), ["--address", nodes.address], nodes.environment, spec)
 

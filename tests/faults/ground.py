@@ -51,13 +51,13 @@ class Reference:
     spec: Path
     store: Path
 
-    def at_faults(self, **sections: dict[str, Any]) -> Path:
-        """The experiment with settings that change no fingerprint: pieces are small, so that a fault meets several."""
+    def at_faults(self, name: str = "plain", **sections: dict[str, Any]) -> Path:
+        """The experiment with some settings, in a file of a name: checkpoints come quickly, so that a fault meets several."""
         document = yaml.safe_load(self.spec.read_text(encoding="utf-8"))
-        small = {"capture": {"engines": 1, "concurrency": 4, "shard_conversations": 6}, "train": {"checkpoint_every_s": 0.4}, **sections}
-        for section, values in small.items():
+        document["train"]["checkpoint_every_s"] = 0.4
+        for section, values in sections.items():
             document[section] = {**document.get(section, {}), **values}
-        path = self.spec.with_name(f"faults-{'-'.join(sections) or 'plain'}.yaml")
+        path = self.spec.with_name(f"faults-{name}.yaml")
         path.write_text(yaml.safe_dump(document), encoding="utf-8")
         return path
 
@@ -188,13 +188,14 @@ class Ground:
     def job_logs(self, stage: str) -> list[str]:
         return [self.store.read_log(self.stages[stage].key, number) for number in self.store.logs(self.stages[stage].key)]
 
-    def whole_pieces(self, stage: str) -> list[str]:
-        """Names of the pieces that are whole, now that nobody works on the stage."""
+    def whole_pieces(self, stage: str) -> dict[str, str]:
+        """Name to the newest key of each piece that is whole, now that nobody works on the stage."""
         work = f"{self.prefix(stage)}work/"
-        names = [entry.key.removesuffix(".sum") for entry in self.home.list(work) if entry.key.endswith(".sum")]
-        return [name.removeprefix(work) for name in names if self._is_whole(name)]
+        keys = sorted(entry.key.removesuffix(".sum") for entry in self.home.list(work) if entry.key.endswith(".sum"))  # a lease's number comes first
+        return {key.removeprefix(work).partition("/")[2]: key for key in keys if self.is_whole(key)}
 
-    def _is_whole(self, key: str) -> bool:
+    def is_whole(self, key: str) -> bool:
+        """Whether a piece is what its checksum says."""
         content, entry = self.home.get(key), FileEntry.model_validate_json(self.home.get(f"{key}.sum"))
         return content is not None and (len(content), hashlib.sha256(content).hexdigest()) == (entry.size_bytes, entry.sha256)
 
@@ -225,11 +226,11 @@ class Ground:
                 if tries == TRIES - 1:
                     raise NotRecovered(f"still exit code {code} after {TRIES} runs: {attempt.tail()}")
 
-    def _note_checkpoint(self, before: dict[str, tuple[list[str], Counter[str]]]) -> None:
+    def _note_checkpoint(self, before: dict[str, tuple[dict[str, str], Counter[str]]]) -> None:
         import torch
 
-        names = [piece for piece in before.get("train", ((), None))[0] if piece.startswith("checkpoint")]
-        paths = [self.home.local(f"{self.prefix('train')}work/{piece}") for piece in names]
+        whole, _ = before.get("train", ({}, None))
+        paths = [self.home.local(key) for name, key in whole.items() if name.startswith("checkpoint")]
         if paths and all(path.exists() for path in paths):
             documents = [torch.load(path, map_location="cpu", weights_only=True) for path in paths]
             newest = max(documents, key=lambda document: document["written"])

@@ -5,6 +5,7 @@ A kind checks what must be true meanwhile; what must be true afterwards, tests/f
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -18,9 +19,12 @@ import psutil
 
 from raysd.artifacts.lease import STALE_S, lease_key
 from raysd.artifacts.record import NAME
-from tests.faults.bench import Fault
+from raysd.experiment import load_experiment
+from raysd.pipeline.preflight import resolve, stages_of
+from tests.faults.bench import Fault, busy_workers, wait_for_jobs
 from tests.faults.ground import Attempt, Ground, NotRecovered
 from tests.faults.verify import missing
+from tests.records import publish_stage
 
 MOMENTS = {
     "capture": [("starting vLLM", 1), ("kept hf_relative_error", 1), *(("kept shard", times) for times in range(1, 7))],
@@ -34,6 +38,8 @@ MOMENTS = {
 PAUSE_S = 0.5
 """The longest time between such a line and the fault."""
 SKEW_S = 3600.0
+ENGINE_END_S = 5.0
+"""For an engine to be gone after the stage that started it."""
 
 
 def kill_job(fault: Fault, stage: str) -> Ground:
@@ -117,6 +123,65 @@ def stop(fault: Fault) -> Ground:
     return ground
 
 
+def stop_waiting(fault: Fault) -> Ground:
+    """`raysd stop` while the job waits for a node, or was submitted a moment ago: nobody holds the stage's lease yet."""
+    pending, nodes = fault.seed % 2 == 0, fault.bench.nodes
+    stage = "report" if pending else "train"
+    ground = fault.ground_on_nodes(stage)
+    fault.hit = f"{stage}, whose job {'waits for a node' if pending else 'was submitted a moment ago'}"
+    with busy_workers(nodes) if pending else contextlib.nullcontext():
+        before = {job["submission_id"] for job in nodes.jobs()}
+        attempt = ground.start()
+        (job,) = attempt.wait_until("its job", lambda: {job["submission_id"] for job in nodes.jobs()} - before)
+        stopped = ground.raysd("stop")
+        _expect(stopped.process.returncode == 0 and "stopped (" in stopped.text(), f"raysd stop did not stop it: {stopped.tail()}")
+        _expect(attempt.wait(30) != 0, f"it was stopped, and ended well: {attempt.tail()}")
+        _expect(not ground.home.list("tiny/run/"), "the run's lease is left behind")
+    # Ray keeps a request to stop for a job that waits, and ends it when it would begin.
+    wait_for_jobs(nodes, {job}, "STOPPED", "FAILED", "SUCCEEDED")
+    _expect(missing(ground, stage), "the job that was stopped has done its work")
+    return ground
+
+
+def spoil_lease(fault: Fault) -> Ground:
+    """A lease that nobody can read and nobody holds: a run waits until it must be stale, and goes on."""
+    ground = fault.ground_on_nodes("report")
+    key = lease_key(ground.prefix("report"), 1)
+    good = ground.home.get(lease_key(ground.prefix("capture"), 1))
+    spoiled = fault.dice.choice([b"", bytes(len(good)), good[:fault.dice.randrange(1, len(good))]])
+    ground.home.put(key, spoiled)
+    _age_lease(ground, "report", STALE_S / 2)  # the rest is waited for
+    fault.hit = f"the lease of report, {len(spoiled)} bytes: {spoiled[:20]!r}"
+    attempt = ground.start()
+    _expect(attempt.wait() == 0, f"the run did not go on: {attempt.tail()}")
+    _expect("following" in attempt.text(), f"it did not wait for who may have held the lease: {attempt.tail()}")
+    _expect(ground.leases("report") == [1, 2], f"leases {ground.leases('report')}")
+    return ground
+
+
+def collect_garbage(fault: Fault) -> Ground:
+    """`raysd gc --delete --older-than 0s` in the middle of a run of older artifacts than those that the name stood for last."""
+    ground = fault.ground_on_nodes("train")
+    other = [stage for stage in stages_of(load_experiment(fault.bench.reference.at_faults("other", train={"lr": 1e-3}))) if stage.name != "capture"]
+    for stage in other:
+        publish_stage(ground.store, stage)
+    resolve(other, ground.store)
+    attempt = ground.start()
+    if fault.seed % 2 == 0:
+        attempt.wait_until("its job's log", lambda: ground.store.logs(ground.stages["train"].key))
+        fault.hit = "when the train job is submitted"
+    else:
+        times = fault.dice.randint(1, 3)
+        ground.wait_for_kept(attempt, "train", "checkpoint", times)
+        fault.hit = f"train after {times} checkpoints"
+    collected = ground.start(command=["-m", "raysd", "gc", "--store", ground.store_text, "--older-than", "0s", "--delete"])
+    _expect(collected.wait() == 0, f"raysd gc failed: {collected.tail()}")
+    left = [stage.name for stage in other if ground.home.list(stage.key.prefix)]
+    _expect(not left, f"nobody needs it, and it is left: {', '.join(left)}")
+    _expect(attempt.wait() == 0, f"the run did not end well: {attempt.tail()}")
+    return ground
+
+
 def s3(fault: Fault, what: tuple[str, ...], stage: str) -> Ground:
     """A server of S3 that fails some requests for a while: a share of them, or every one."""
     ground, proxy = fault.ground_on_s3(stage)
@@ -163,8 +228,8 @@ def damage_piece(fault: Fault, stage: str, flip: bool) -> Ground:
     attempt.wait_for(part, times)
     attempt.kill()
     wanted = part.removeprefix("kept ")
-    piece = fault.dice.choice(sorted(name for name in ground.whole_pieces(stage) if name.startswith(wanted)))
-    fault.hit = f"{stage}: {piece}, {_damage(fault, ground.home.local(f'{ground.prefix(stage)}work/{piece}'), flip)}"
+    piece, key = fault.dice.choice(sorted((name, key) for name, key in ground.whole_pieces(stage).items() if name.startswith(wanted)))
+    fault.hit = f"{stage}: {piece}, {_damage(fault, ground.home.local(key), flip)}"
     ground.damaged.add(piece)
     ground.finish()
     _expect(f"damaged: {piece}" in ground.attempts[-1].text(), "the damage was not told")
@@ -176,9 +241,9 @@ def damage_artifact(fault: Fault, stage: str, flip: bool, record: bool = False) 
     reader = {"train": "quantize", "report": None}[stage]
     ground = fault.ground(*filter(None, [reader]))
     key = ground.stages[stage].key
-    files = ground.store.record(key).files
-    name = NAME if record else fault.dice.choice(sorted(name for name in files if files[name].size_bytes))
-    fault.hit = f"{stage}: {name}, {_damage(fault, ground.store.folder(key) / name, flip)}"
+    made = ground.store.record(key)
+    name = NAME if record else fault.dice.choice(sorted(name for name, entry in made.files.items() if entry.size_bytes))
+    fault.hit = f"{stage}: {name}, {_damage(fault, ground.store.folder(key) / ('' if record else made.folder) / name, flip)}"
     attempt = ground.start(reader) if reader else ground.raysd("report")
     _expect(attempt.wait() != 0, f"a damaged {name} was read as if it were good: {attempt.tail()}")
     _expect(name in attempt.text(), f"the error does not name {name}: {attempt.tail()}")
@@ -213,22 +278,63 @@ def pause_owner(fault: Fault) -> Ground:
     first = ground.start()
     _wait_for_moment(fault, first, "train", last="kept checkpoint")
     os.kill(first.process.pid, signal.SIGSTOP)
-    lease = ground.home.local(lease_key(ground.prefix("train"), 1))
-    long_ago = time.time() - 2 * STALE_S
-    os.utime(lease, (long_ago, long_ago))
+    _age_lease(ground, "train", 2 * STALE_S)
     second = ground.start()
     early = fault.dice.random() < 0.5
     if early:
         second.wait_for("training", 1)
         os.kill(first.process.pid, signal.SIGCONT)
     _expect(second.wait() == 0, f"the second did not end well: {second.tail()}")
-    published = ground.home.get(f"{ground.prefix('train')}record.json")
+    published = _artifact(ground, "train")
     os.kill(first.process.pid, signal.SIGCONT)
     fault.hit += f", woken {'while the second works' if early else 'when the second has ended'}"
-    code = first.wait()
-    _expect(code != 0, f"the first said that it had ended well: {first.tail()}")
-    _expect(ground.home.get(f"{ground.prefix('train')}record.json") == published, "the first published over the second")
+    _expect_a_follower(first)
+    _expect(_artifact(ground, "train") == published, "the first wrote into the artifact of the second")
     _expect(ground.leases("train") == [1, 2], f"leases {ground.leases('train')}")
+    return ground
+
+
+def hang_publishing(fault: Fault) -> Ground:
+    """An owner that hangs between two files that it publishes, or right before its record, until somebody else has made and published the artifact."""
+    ground, file = fault.ground("train"), r".*/files-[0-9a-f]{12}/.*"
+    first = _hanging(fault, ground, "train", *[("put_file", file, fault.dice.randint(1, 4)), ("create", r".*/record\.json", 1)][fault.seed % 2])
+    second = ground.start()
+    _expect(second.wait() == 0, f"the second did not end well: {second.tail()}")
+    published = _artifact(ground, "train")
+    os.kill(first.process.pid, signal.SIGCONT)
+    _expect_a_follower(first)
+    _expect(_artifact(ground, "train") == published, "the first wrote into the artifact of the second")
+    return ground
+
+
+def hang_keeping(fault: Fault) -> Ground:
+    """An owner that hangs before it has moved a checkpoint, or before it has written its checksum, until somebody else has kept later ones."""
+    ground, times = fault.ground("train"), fault.dice.randint(1, 3)
+    checkpoint = r".*/work/(.*/)?checkpoint[^/]*"
+    first = _hanging(fault, ground, "train", *[("put", rf"{checkpoint}\.sum", times), ("put_file", checkpoint, times)][fault.seed % 2])
+    second = ground.start()
+    second.wait_for("kept checkpoint", 3)  # there are two names: each has been kept once by now, at least
+    os.kill(first.process.pid, signal.SIGCONT)
+    _expect_a_follower(first)
+    second.kill()
+    keys = {entry.key for entry in ground.home.list(f"{ground.prefix('train')}work/")}
+    spoiled = [key for key in keys if f"{key}.sum" in keys and not ground.is_whole(key)]
+    _expect(not spoiled, f"the first spoiled what the second kept: {', '.join(spoiled)}")
+    return ground
+
+
+def clear_scratch(fault: Fault) -> Ground:
+    """An owner that hangs before it keeps a shard, until its successor has cleared its folder with that shard in it."""
+    ground = fault.ground("capture")
+    first = _hanging(fault, ground, "capture", "put_file", r".*/work/.*shard[^/]*", fault.dice.randint(1, 4))
+    engines = first.find("raysd.backends.capture_worker")
+    second = ground.start()
+    second.wait_until("the first's folder is gone", lambda: not ground.home.local(f"{ground.prefix('capture')}work/attempt-1").exists())
+    os.kill(first.process.pid, signal.SIGCONT)
+    _expect_a_follower(first)
+    _, left = psutil.wait_procs(engines, ENGINE_END_S)
+    _expect(engines and not any(_is_alive(engine) for engine in left), f"the first left engines, or had none: {engines}")
+    _expect(second.wait() == 0, f"the second did not end well: {second.tail()}")
     return ground
 
 
@@ -254,6 +360,7 @@ KINDS: dict[str, Callable[[Fault], Ground]] = {
     "kill_driver": kill_driver,
     "kill_raylet": kill_raylet,
     "stop": stop,
+    "stop_waiting": stop_waiting,
     **{f"s3_{what}": partial(s3, what=(what,), stage="report") for what in ("500", "503", "slow", "reset", "lost", "cut")},
     "s3_train": partial(s3, what=("500", "503", "slow", "reset", "lost", "cut"), stage="train"),
     **{f"disk_full_{stage}": partial(fill_disk, stage=stage) for stage in ("capture", "train", "report")},
@@ -268,6 +375,11 @@ KINDS: dict[str, Callable[[Fault], Ground]] = {
     "flipped_record": partial(damage_artifact, stage="report", flip=True, record=True),
     "clock": skew_clock,
     "paused_owner": pause_owner,
+    "hung_publishing": hang_publishing,
+    "hung_keeping": hang_keeping,
+    "cleared_scratch": clear_scratch,
+    "spoiled_lease": spoil_lease,
+    "gc_meanwhile": collect_garbage,
     "two_at_once": run_twice,
 }
 """Name to what happens."""
@@ -289,6 +401,35 @@ def _train_on_nodes(fault: Fault) -> tuple[Ground, Attempt, psutil.Process]:
     return ground, attempt, psutil.Process(ground.store.lease(ground.stages["train"].key).lease.process.pid)
 
 
+def _hanging(fault: Fault, ground: Ground, stage: str, method: str, pattern: str, times: int) -> Attempt:
+    """An attempt that hangs before a call of its home's, as tests/faults/hanging_job.py says, and has not been heard of for longer than STALE_S."""
+    fault.hit = f"{stage} before `{method}` of {pattern} x {times}"
+    arguments = ["--experiment", str(ground.spec), "--store", ground.store_text]
+    attempt = ground.start(command=["-m", "tests.faults.hanging_job", method, pattern, str(times), stage, *arguments])
+    attempt.wait_until("it hangs", lambda: psutil.Process(attempt.process.pid).status() == psutil.STATUS_STOPPED)
+    _age_lease(ground, stage, 2 * STALE_S)
+    return attempt
+
+
+def _age_lease(ground: Ground, stage: str, age_s: float) -> None:
+    """Makes the first lease of a stage look as if it had been written so long ago: waiting would cost as much time."""
+    written_s = time.time() - age_s
+    os.utime(ground.home.local(lease_key(ground.prefix(stage), 1)), (written_s, written_s))
+
+
+def _artifact(ground: Ground, stage: str) -> dict[str, tuple[float, bytes | None]]:
+    """All files of an artifact but logs and leases, and when each was written."""
+    prefix = ground.prefix(stage)
+    return {entry.key: (entry.modified_s, ground.home.get(entry.key)) for entry in ground.home.list(prefix)
+            if not entry.key.removeprefix(prefix).startswith(("lease-", "job-"))}
+
+
+def _expect_a_follower(attempt: Attempt) -> None:
+    """An attempt that has lost its lease ends and says so; `raysd run` then follows the other."""
+    code = attempt.wait()
+    _expect(code == 75 and "ended on an unexpected error" not in attempt.text(), f"it did not end as a follower, but with exit code {code}: {attempt.tail()}")
+
+
 def _damage(fault: Fault, path: Path, flip: bool) -> str:
     content = bytearray(path.read_bytes())
     place = fault.dice.randrange(len(content))
@@ -298,6 +439,13 @@ def _damage(fault: Fault, path: Path, flip: bool) -> str:
         return f"a bit of byte {place} flipped"
     path.write_bytes(content[:place])
     return f"cut to {place} of {len(content)} bytes"
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _kill(process: psutil.Process) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from raysd.artifacts import FolderHome, Record, Store
+from raysd.artifacts import FolderHome, Record, Store, difference
 from raysd.artifacts.record import NAME
 from raysd.errors import ArtifactError
 from raysd.hidden_states.shards import Captured
@@ -28,13 +28,14 @@ def verify(ground: Ground) -> None:
             _check(ground.home.get(key.prefix + NAME) == reference.home.get(key.prefix + NAME), f"{stage.name}: touched, though it was there")
             continue
         record, expected = ground.store.record(key), reference.record(key)
-        _check(result_of(stage.name, ours, record) == result_of(stage.name, theirs, expected), f"{stage.name}: another result than the reference's")
+        changed = difference(result_of(stage.name, theirs, expected), result_of(stage.name, ours, record))
+        _check(not changed, f"{stage.name}: another result than the reference's: {changed[:3]}; metrics {record.metrics}, there {expected.metrics}")
         _check(not ground.home.list(f"{key.prefix}work/"), f"{stage.name}: unfinished work is left beside the artifact")
         _check(ground.store.lease(key).state() == "released", f"{stage.name}: its lease is {ground.store.lease(key).state()}")
         _check_nothing_twice(ground, stage.name, record)
 
 
-def result_of(stage: str, folder: Path, record: Record) -> Any:
+def result_of(stage: str, folder: Path, record: Record) -> dict[str, Any]:
     """What two runs of a stage have in common: files bit by bit, conversations, cells that are valid, or names of files."""
     if stage in ("train", "quantize"):
         return {name: entry.sha256 for name, entry in record.files.items() if name.startswith("draft/")}
@@ -44,8 +45,8 @@ def result_of(stage: str, folder: Path, record: Record) -> Any:
                 for row, (token_ids, _) in zip(captured.rows, captured.token_ids(), strict=True)}
     if stage == "sweep":
         rows = pq.read_table(folder / "cells.parquet").to_pylist()
-        return sorted((row["block"], row["workload"], row["concurrency"], row["arm"], row["k"] or 0, row["valid"]) for row in rows)
-    return sorted(record.files), REPORT in record.files
+        return {"cells": sorted((row["block"], row["workload"], row["concurrency"], row["arm"], row["k"] or 0, row["valid"]) for row in rows)}
+    return {"files": sorted(record.files), "report": REPORT in record.files}
 
 
 def _check_nothing_twice(ground: Ground, stage: str, record: Record) -> None:

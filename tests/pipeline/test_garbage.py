@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from raysd.artifacts import ArtifactKey, FolderHome, Store
 from raysd.artifacts.lease import lease_key
 from raysd.artifacts.resolved import Resolved, encode_resolved
-from raysd.artifacts.store import RUN
+from raysd.artifacts.store import RUN, Found
 from raysd.errors import ArtifactError, ExperimentError, StageError
 from raysd.pipeline.garbage import delete_garbage, find_garbage, read_age_s
 from tests.records import AT, publish_files
@@ -82,11 +83,13 @@ def test_a_stage_that_was_made_again_with_other_placement_takes_nothing_else_alo
     assert gone(two) == {"tiny/train/b", "tiny/report/c"}
 
 
-@pytest.mark.parametrize("mark", [None, b"", b"{", b"newer"], ids=["absent", "empty", "cut", "newer"])
+@pytest.mark.parametrize("mark", [None, b"", b"{", b"newer", b"a folder"], ids=["absent", "empty", "cut", "newer", "a folder"])
 def test_where_nobody_can_tell_what_a_name_stands_for_all_of_it_stays(two: Store, mark: bytes | None):
     if mark == b"newer":
         mark = encode_resolved(Resolved(experiment="tiny", target={}, stages={}, resolved=AT, resolved_schema=2))
-    if mark is not None:
+    if mark == b"a folder":
+        two.home.local("tiny/experiment.json").mkdir()
+    elif mark is not None:
         two.home.put("tiny/experiment.json", mark)
     garbage = find_garbage(two, 0)
     assert garbage.artifacts == [] and len(garbage.left) == 1 and garbage.left[0].startswith("all of tiny: ")
@@ -140,6 +143,39 @@ def test_what_somebody_has_begun_to_need_since_the_look_is_not_deleted(two: Stor
         deleted = delete_garbage(two, garbage)
         assert two.record(key("train", "b")) is not None
     assert {each.key.stage for each in deleted.artifacts} == {"report"} and two.record(key("report", "c")) is None
+
+
+def test_a_run_that_begins_while_artifacts_are_deleted_keeps_the_rest_of_what_it_needs(two: Store, monkeypatch: pytest.MonkeyPatch):
+    resolve(two, {"report": "e"})
+    for letter in "123":
+        publish(two, "sweep", letter, 500)
+    delete, first = Store.delete, []
+
+    def slow(store: Store, found: Found) -> None:
+        delete(store, found)
+        if not first:
+            first.append(found.key)
+            resolve(two, {"train": "b", "report": "c", "sweep": "3"})
+
+    monkeypatch.setattr(Store, "delete", slow)
+    garbage = find_garbage(two, 0)
+    order = sorted(garbage.artifacts, key=lambda each: each.key != key("sweep", "1"))
+    deleted = delete_garbage(two, replace(garbage, artifacts=order))
+    assert first == [key("sweep", "1")] and {each.key.fingerprint[0] for each in deleted.artifacts} == {"1", "2"}
+    assert all(two.record(key(*each)) is not None for each in (("train", "b"), ("report", "c"), ("sweep", "3"), ("capture", "a")))
+
+
+def test_leftovers_beside_a_finished_artifact_go_and_it_stays(two: Store):
+    resolve(two, {"capture": "a", "train": "d", "report": "e"})
+    prefix = key("train", "d").prefix
+    left = {f"{prefix}work/00001/checkpoint-0.pt", f"{prefix}files-aaaaaaaaaaaa/draft.bin"}
+    for name in left:
+        two.home.put(name, b"left")
+    assert find_garbage(two, 3600).leftovers == []
+    garbage = find_garbage(two, 0)
+    assert {entry.key for entry in garbage.leftovers} == left and garbage.size_bytes > 8
+    delete_garbage(two, garbage)
+    assert not any(two.home.get(name) for name in left) and two.open(key("train", "d")).joinpath("data").read_bytes() == b"d"
 
 
 def test_a_name_that_stands_for_it_again_since_the_look_keeps_it(two: Store):

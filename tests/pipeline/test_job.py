@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -301,6 +302,23 @@ def test_a_node_that_does_not_share_the_runners_folder_is_told_so(spec, tmp_path
     assert job.main("sweep", lambda: job.Edges({}, open_store), arguments) == 64
     told = capsys.readouterr().err
     assert "all nodes share" in told and "by hand, leave --attempt out" in told and not list(tmp_path.glob("elsewhere/**/record.json"))
+
+
+def test_ctrl_c_on_a_script_is_one_message_and_130(run, capsys):
+    def interrupted(stage_run: StageRun) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    assert run(interrupted) == 130
+    told = capsys.readouterr().err
+    assert told == "interrupted; run again to go on from its unfinished work\n"
+
+
+def test_a_store_that_ray_would_delete_after_the_job_is_refused(spec, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(job, "raise_when_terminated", lambda: None)
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", json.dumps({"metadata": {"job_submission_id": "by-hand"}}))
+    monkeypatch.chdir(tmp_path)
+    assert job.main("sweep", lambda: job.Edges({"sweep": lambda stage_run: {}}, open_store), ["--experiment", str(spec), "--store", "runs"]) == 64
+    assert "which Ray deletes after the job" in capsys.readouterr().err and not (tmp_path / "runs").exists()
 
 
 def test_another_target_under_the_name_is_refused_by_a_job_too(run, spec, store, tmp_path, capsys):

@@ -137,7 +137,16 @@ def test_another_target_under_the_same_name_is_refused_and_settings_of_the_same_
         assert caught.value.exit_code == 64 and "new name" in caught.value.fix and "model.safetensors" in caught.value.what
     assert store.home.get("tiny/experiment.json") == before
     blocked = block(list(planned().values()), "why")
-    assert {entry.state for entry in blocked} == {"blocked"}
+    assert {entry.state for entry in blocked} == {"blocked"} and [entry.why for entry in blocked] == ["why", *["as capture"] * 4]
+
+
+def test_records_tell_the_target_where_the_note_of_it_is_gone(planned, store, tmp_path):
+    for entry in planned().values():
+        publish_stage(store, entry.stage)
+    (tmp_path / "target" / "model.safetensors").write_bytes(b"\1" * 64)
+    changed = planned()
+    with pytest.raises(ExperimentError, match="stands for another target"):
+        check_same_target([entry.stage for entry in changed.values()], store)
 
 
 def test_the_name_is_taken_before_anything_is_there_and_whatever_is_damaged(planned, store, tmp_path):

@@ -47,6 +47,23 @@ def test_a_folders_identity_does_not_depend_on_its_path_and_does_on_its_config(t
     assert identify_target(section(model=str(copy))) != before
 
 
+def test_a_change_of_any_one_layer_is_another_target(tmp_path):
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    (tmp_path / "config.json").write_text("{}")
+    generator = torch.Generator().manual_seed(0)
+    layers = {f"layers.{i:02d}.weight": torch.randn(64, 300 + i, generator=generator) for i in range(60)}
+    save_file(layers | {"scalar": torch.ones(()), "empty": torch.ones(0)}, tmp_path / "model.safetensors")
+    seen = {json.dumps(identify_target(section(model=str(tmp_path))))}
+    for name in layers:
+        changed = load_file(tmp_path / "model.safetensors")
+        changed[name] = changed[name] + 1e-3
+        save_file(changed, tmp_path / "model.safetensors")
+        seen.add(json.dumps(identify_target(section(model=str(tmp_path)))))
+    assert len(seen) == 61
+
+
 def test_the_chat_template_is_part_of_the_identity(target, tmp_path):
     template = tmp_path / "t.jinja"
     template.write_text("{{ messages }}")
