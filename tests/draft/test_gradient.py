@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import threading
+import time
+
+import pytest
 import torch
 
 from raysd.draft.batch import pack
@@ -37,6 +41,35 @@ def test_threads_give_the_same_bits_each_time():
     section = SECTION.model_copy(update={"autocast": "bfloat16"})
     first, *more = (gradients_with(3, section)[1] for _ in range(20))
     assert all(torch.equal(one, other) for gradients in more for one, other in zip(first, gradients, strict=True))
+
+
+def test_nothing_is_computed_by_two_threads_at_once_before_one_has_computed_all_of_it(monkeypatch: pytest.MonkeyPatch):
+    """Torch's libraries choose their kernels at their first use: see StepGradient."""
+    draft, head, token_to_draft = draft_and_target()
+    part, at_work, most, guard = StepGradient._part, set(), [], threading.Lock()
+
+    def watched(self: StepGradient, *arguments: object) -> object:
+        with guard:
+            at_work.add(threading.get_ident())
+            most.append(len(at_work))
+        time.sleep(0.05)  # long enough for another to begin, if it may
+        try:
+            return part(self, *arguments)
+        finally:
+            with guard:
+                at_work.discard(threading.get_ident())
+
+    monkeypatch.setattr(StepGradient, "_part", watched)
+    before = torch.get_num_threads()
+    try:
+        with StepGradient(draft, head, token_to_draft, SECTION, 3, 3) as step_gradient:
+            assert len(step_gradient._pool._threads) == 3  # all set up, too
+            step_gradient(CONVERSATIONS)
+            first = max(most)
+            step_gradient(CONVERSATIONS)
+    finally:
+        torch.set_num_threads(before)
+    assert first == 1 and max(most) > 1
 
 
 def test_conversations_are_shared_out_by_length():
