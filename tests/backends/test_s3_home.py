@@ -17,7 +17,7 @@ from raysd.artifacts.lease import hold_lease, newest_lease
 from raysd.backends import s3_errors, s3_home
 from raysd.backends.s3_home import S3Home
 from raysd.errors import ArtifactError, ExperimentError, RaysdError, TryAgainError
-from tests.artifacts.test_store import FILES, publish, results
+from tests.artifacts.test_store import FILES, contents, publish
 from tests.s3_server import ENDPOINT, FaultyProxy, S3Place, once, seeded
 
 MIB = 1 << 20
@@ -152,7 +152,7 @@ def test_with_three_requests_of_ten_going_wrong_all_ends_right(
     store.check_writable()
     record = publish(store, key)
     other = Store(S3Home(s3_place.at(proxy.endpoint), tmp_path / "other"))
-    assert results(other.open(key)) == FILES and other.record(key) == record and other.lease(key).state() == "released"
+    assert contents(other.open(key)) == FILES and other.record(key) == record and other.lease(key).state() == "released"
     other.delete(other.inventory()[0])
     proxy.plan = None
     assert home.list("") == [] and home.abandoned(0) == []
