@@ -24,7 +24,7 @@ from raysd.pipeline import display
 from raysd.pipeline.display import PlainDisplay
 from raysd.pipeline.plan import plan
 from raysd.pipeline.preflight import stages_of
-from raysd.pipeline.runner import run_stages
+from raysd.pipeline.runner import job_prefix, run_stages
 
 SCRIPT = """
 import sys, time
@@ -92,7 +92,7 @@ def test_two_stages_run_as_jobs_and_are_found_the_next_time(run, capfd):
     )
     log = first.store.read_log(sweep.stage.key, record.attempt)
     assert "a line" in log and "counting" not in log
-    info = first.client._client.get_job_info(f"raysd-sweep-{sweep.stage.fingerprint[:12]}-a{record.attempt}")
+    info = first.client._client.get_job_info(f"{job_prefix(sweep.stage, first.store)}{record.attempt}")
     assert info.metadata.items() >= {"experiment": "tiny", "stage": "sweep", "fingerprint": sweep.stage.fingerprint, "attempt": str(record.attempt)}.items()
     assert first.store.lease(sweep.stage.key).lease.job == info.submission_id
     assert run("raise AssertionError('must not run again')").states == ["cached", "cached"]
