@@ -75,7 +75,7 @@ def publish_and_open(source: Path, folder: Path) -> tuple[float, float]:
     with store.work_on(key, {}) as work:
         out = work.clear()
         subprocess.run(["cp", source, out / "draft.bin"], check=True)
-        record = make_record(key, out)
+        record = make_record(key, out, folder=work.folder)
         work.publish(out, record)
     published_s = time.perf_counter()
     store.open(key)
