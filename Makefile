@@ -1,6 +1,6 @@
 # make demo       the whole chain on this machine's CPU, from one command
 # make test       one test of each kind, at most 15 minutes; make test-slow: the rest
-# make faults     the fault campaign: kills, full disks, a failing S3, damaged files; about 40 minutes
+# make faults     the fault campaign: kills, full disks, a failing S3, damaged files; about 45 minutes
 # make setup      only the environment
 
 PYTHON ?= python3
