@@ -121,7 +121,7 @@ def _run(args: argparse.Namespace) -> int:
     started = time.monotonic()
     experiment, store, planned = _planned(args)
     with _naming(args):
-        preflight.check_planned_target(planned, store)
+        preflight.check_same_target([entry.stage for entry in planned], store)
         preflight.check_store(store, experiment, planned)
         preflight.check_prompts(experiment, planned)
         if args.address is None:
@@ -155,7 +155,7 @@ def _resolve(planned: list[PlannedStage], store: Store, display: Display) -> boo
 
 def _plan(args: argparse.Namespace) -> int:
     from raysd.pipeline.plan import PLAN_HEADER, block
-    from raysd.pipeline.preflight import artifact_bytes, check_planned_target
+    from raysd.pipeline.preflight import artifact_bytes, check_same_target
     from raysd.pipeline.runner import blocked_error
     from raysd.pipeline.summary import table
 
@@ -163,7 +163,7 @@ def _plan(args: argparse.Namespace) -> int:
     refusal: RaysdError | None = blocked_error(planned, store)
     try:
         with _naming(args):
-            check_planned_target(planned, store)
+            check_same_target([entry.stage for entry in planned], store)
     except (ExperimentError, DamagedError) as err:
         refusal, planned = err, block(planned, f"{err.what}; {err.fix}")
     expected = artifact_bytes([entry.stage.name for entry in planned], experiment)

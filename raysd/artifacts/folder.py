@@ -185,14 +185,15 @@ class FolderHome:
                 part.unlink(missing_ok=True)
 
 
-def _new_file(path: Path) -> IO[bytes]:
+def _new_file(path: Path, attempts: int = FOLDER_ATTEMPTS) -> IO[bytes]:
     """A file to write, with its folder; somebody else may delete that, empty as it is, in between."""
-    for _ in range(FOLDER_ATTEMPTS - 1):
-        with contextlib.suppress(FileNotFoundError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            return path.open("wb")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("wb")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("wb")
+    except FileNotFoundError:
+        if attempts == 1:
+            raise
+        return _new_file(path, attempts - 1)
 
 
 def _fsync(path: Path) -> None:

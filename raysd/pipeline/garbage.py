@@ -12,12 +12,10 @@ from typing import Any
 
 from raysd.artifacts import ArtifactKey, Store
 from raysd.artifacts.home import OF_ARTIFACT, Entry
-from raysd.artifacts.store import RUN, Content, Found, is_leftover
+from raysd.artifacts.store import Content, Found, is_leftover
 from raysd.errors import ArtifactError, DamagedError, ExperimentError
-from raysd.pipeline.stages import VERSIONS
+from raysd.pipeline.stages import OURS
 
-OURS = (*VERSIONS, RUN)
-"""What stands in the place of a stage in the keys of what raysd writes."""
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 

@@ -94,11 +94,6 @@ def check_experiment(experiment: Experiment) -> None:
             shape.aux_layers(experiment.draft.aux_layers)
 
 
-def check_planned_target(planned: Sequence[PlannedStage], store: Store) -> None:
-    """As `check_same_target`, of a plan."""
-    check_same_target([entry.stage for entry in planned], store)
-
-
 def check_same_target(stages: Sequence[Stage], store: Store) -> Resolved | None:
     """What the experiment's name stands for in the store; None if for nothing yet.
 

@@ -7,11 +7,15 @@ from functools import cached_property
 from typing import Any
 
 from raysd.artifacts import ArtifactKey, fingerprint
+from raysd.artifacts.store import RUN
 from raysd.experiment import Experiment
 from raysd.prompts.prompt_set import PromptSet
 
 VERSIONS = {"capture": 1, "train": 2, "quantize": 1, "sweep": 1, "report": 1}
 """Stage to the version of its code, in the order they run: raise it when new code makes something else of the same inputs."""
+
+OURS = (*VERSIONS, RUN)
+"""What stands in the place of a stage in the keys of what raysd writes."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from raysd.artifacts import ArtifactKey, Store
 from raysd.artifacts.lease import BEAT_S, Lease, ask_to_stop, withdraw_stop
 from raysd.artifacts.store import RUN, Content, Found
 from raysd.errors import ArtifactError, TryAgainError
-from raysd.pipeline.stages import VERSIONS, Stage
+from raysd.pipeline.stages import OURS, VERSIONS, Stage
 
 STOP_PATIENCE_S = 60.0
 """For an owner to see the request, end its engines and save its work."""
@@ -111,7 +111,7 @@ def is_running(store: Store, key: ArtifactKey) -> bool:
 
 def _read(store: Store, experiment: str | None, skipped: list[ArtifactError] | None = None) -> list[Status]:
     """All that can be told of artifacts and of runs, in no order."""
-    found = [each for each in store.inventory(experiment, skipped) if each.key.stage in (*VERSIONS, RUN)]
+    found = [each for each in store.inventory(experiment, skipped) if each.key.stage in OURS]
     return [status for each, content in zip(found, store.read_all(found), strict=True) if (status := _status(each, content)) is not None]
 
 

@@ -74,4 +74,3 @@ def table(rows: list[list[str]]) -> list[str]:
 
 def _indented(lines: Any) -> list[str]:
     return [f"  {line}" for line in lines]
-

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -80,60 +82,53 @@ def test_the_newest_of_each_stage_comes_first(store: Store):
     assert [status.key.fingerprint[0] for status in newest(statuses(store))] == ["b"]
 
 
-WORKER = """
+AT_WORK = """
 import sys, time
 from raysd.artifacts import ArtifactKey, FolderHome, Store
 from raysd.signals import raise_when_terminated
 raise_when_terminated()
-with Store(FolderHome(sys.argv[1])).work_on(ArtifactKey("tiny", "train", "a" * 32), {}):
+with {held}:
     print("at work", flush=True)
     time.sleep(600)
 """
+WORKER = 'Store(FolderHome(sys.argv[1])).work_on(ArtifactKey("tiny", "train", "a" * 32), {})'
+RUNNER = 'Store(FolderHome(sys.argv[1])).run_of("tiny", {"train": "a" * 32})'
+
+
+@contextlib.contextmanager
+def another_process(store: Store, held: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds something of the store, until it is stopped or the test ends."""
+    process = subprocess.Popen([sys.executable, "-c", AT_WORK.format(held=held), store.uri], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "at work\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_stop_ends_a_worker_that_only_shares_the_store(store: Store):
-    process = subprocess.Popen([sys.executable, "-c", WORKER, store.uri], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout.readline() == "at work\n"
+    with another_process(store, WORKER) as process:
         assert stop(store, "other") == []
         assert [status.key.stage for status in stop(store, "tiny")] == ["train"]
         _, said = process.communicate(timeout=30)
         assert process.returncode == 1 and "ended with `raysd stop`" in said
-    finally:
-        process.kill()
     [status] = statuses(store)
     assert status.state == "failed" and "raysd stop" in status.why
     assert [entry.key for entry in store.home.list("") if entry.key.endswith(".stop")] == []
 
 
-RUNNER = """
-import sys, time
-from raysd.artifacts import FolderHome, Store
-from raysd.signals import raise_when_terminated
-raise_when_terminated()
-with Store(FolderHome(sys.argv[1])).run_of("tiny", {"train": "a" * 32}):
-    print("waits", flush=True)
-    time.sleep(600)
-"""
-
-
 def test_stop_ends_a_runner_that_works_on_no_stage_now(store: Store):
-    process = subprocess.Popen([sys.executable, "-c", RUNNER, store.uri], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout.readline() == "waits\n"
+    with another_process(store, RUNNER) as process:
         assert told(store) == {}  # it is no artifact
         assert [status.key.stage for status in stop(store, "tiny")] == [RUN]
         _, said = process.communicate(timeout=30)
         assert process.returncode == 1 and "ended with `raysd stop`" in said
-    finally:
-        process.kill()
     assert store.home.list("") == []
 
 
 def test_an_owner_that_hangs_is_not_called_stopped_and_is_asked_nothing_later(store: Store):
-    process = subprocess.Popen([sys.executable, "-c", WORKER, store.uri], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout.readline() == "at work\n"
+    with another_process(store, WORKER) as process:
         process.send_signal(signal.SIGSTOP)
         lease = lease_key(key("train").prefix, 1)
         path = store.home.local(lease)
@@ -144,9 +139,6 @@ def test_an_owner_that_hangs_is_not_called_stopped_and_is_asked_nothing_later(st
         with pytest.raises(TryAgainError, match="has not stopped train") as caught:
             stop(store, "tiny", sleep)
         assert caught.value.exit_code == 75
-    finally:
-        process.kill()
-        process.communicate()
     assert [entry.key for entry in store.home.list("") if entry.key.endswith(".stop")] == []
 
 
