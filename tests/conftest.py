@@ -18,7 +18,7 @@ CONFIG = {
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "vocab_size": 256,
+    "vocab_size": 512,
     "max_position_embeddings": 512,
     "rope_theta": 10000.0,
 }

@@ -18,10 +18,10 @@ from raysd.artifacts.stage import StageRun
 from raysd.errors import StageError
 from raysd.experiment import Experiment
 from raysd.hidden_states.shards import Conversation, read_rows, write_index, write_shard
-from raysd.hidden_states.verify import check_conversation, compare_with_reference
+from raysd.hidden_states.verify import check_conversation, check_head, compare_with_reference
 from raysd.prompts.prompt_set import Prompt
 from raysd.prompts.template import render
-from raysd.target import load_tokenizer, read_shape, resolve_target
+from raysd.target import TargetShape, check_plain_logits, load_tokenizer, read_shape, resolve_target
 
 COMPARISON = "hf_relative_error.json"
 
@@ -52,31 +52,58 @@ EngineFactory = Callable[[Experiment, Path, list[int], Path], AbstractContextMan
 """`with factory(experiment, target_folder, layer_ids, scratch_folder) as engine:`"""
 
 
+class Questions:
+    """The prompts of a capture as the target is asked them, and what is made of its answers."""
+
+    def __init__(self, run: StageRun) -> None:
+        """Raises TargetError or ExperimentError for a target, tokenizer or prompt that is unfit."""
+        section = run.experiment.capture
+        self._run = run
+        self.target = resolve_target(run.experiment.target, run.progress)
+        self.shape = read_shape(self.target)
+        check_plain_logits(self.target)
+        self.layer_ids = self.shape.aux_layers(run.experiment.draft.aux_layers) + [self.shape.layers]
+        self.prompts: list[Prompt] = run.prompts.split("train", section.train_prompts) + run.prompts.split("choose", section.choose_prompts)
+        tokenizer = load_tokenizer(self.target, run.experiment.target)
+        self.rendered = render(self.prompts, tokenizer, run.experiment.target.max_model_len - section.max_tokens, f"{run.experiment.prompts.path} (prompts.path)")
+        kept = run.pieces.find(COMPARISON)
+        self.checks: dict[str, Any] | None = json.loads(kept.read_text(encoding="utf-8")) if kept else None
+        """What `check_first` found, in this attempt or one before."""
+
+    def conversation(self, index: int, answer: Answer) -> Conversation:
+        """The answer to a prompt, checked. Raises StageError for states that cannot be right, and for the tokens of another prompt."""
+        prompt, rendered = self.prompts[index], self.rendered[index]
+        if answer.token_ids[:len(rendered)] != rendered:
+            raise StageError(what="the engine's tokens do not start with the prompt's", where=f"capture: prompt {prompt.id}",
+                             fix="the target's tokenizer and the engine's differ; check target.model")
+        conversation = Conversation(prompt.id, prompt.topic, prompt.split, torch.tensor(answer.token_ids), len(rendered), answer.finish_reason, answer.states_TLH)
+        check_conversation(conversation, len(self.layer_ids), self.shape.hidden_size)
+        if self.checks is None:
+            run = self._run
+            self.checks = _check_first(run, self.target, self.shape, conversation, self.layer_ids)
+            (run.work / COMPARISON).write_text(json.dumps(self.checks), encoding="utf-8")
+            run.pieces.keep(COMPARISON, run.work / COMPARISON)
+        return conversation
+
+
 def capture(run: StageRun, engine_factory: EngineFactory) -> dict[str, Any]:
     """Answers the train and choose splits and writes shards with an index; shards that an attempt before finished are not captured again.
 
     Metrics: conversations, prompt_tokens, output_tokens, truncated, bytes and layer_ids; elapsed_s and output_tok_s (null: nothing was left to do) of
-    answering in this attempt; hf_relative_error by layer, of the attempt that captured first. Raises StageError for states that cannot be right.
+    answering in this attempt; of the first conversation of the attempt that captured first, hf_relative_error by layer (null, with hf_skipped saying why: Hugging Face's
+    model was not run) and head_agreement_frac (null: the answers are sampled). Raises StageError for states that cannot be right.
     """
-    section = run.experiment.capture
-    target = resolve_target(run.experiment.target, run.progress)
-    shape = read_shape(target)
-    layer_ids = shape.aux_layers(run.experiment.draft.aux_layers) + [shape.layers]
-    prompts = run.prompts.split("train", section.train_prompts) + run.prompts.split("choose", section.choose_prompts)
-    tokenizer = load_tokenizer(target, run.experiment.target)
-    rendered = render(prompts, tokenizer, run.experiment.target.max_model_len - section.max_tokens, f"{run.experiment.prompts.path} (prompts.path)")
-
+    section, questions = run.experiment.capture, Questions(run)
+    prompts, rendered = questions.prompts, questions.rendered
     shards = [range(start, min(start + section.shard_conversations, len(prompts))) for start in range(0, len(prompts), section.shard_conversations)]
     names = [f"shard-{number:05d}.safetensors" for number in range(len(shards))]
     paths = {number: path for number, name in enumerate(names) if (path := run.pieces.find(name)) is not None}
     todo = [number for number in range(len(shards)) if number not in paths]
     counts = {"conversations": 0, "output_tokens": 0}
-    comparison = run.pieces.find(COMPARISON)
-    hf_relative_error: dict[str, float] = json.loads(comparison.read_text(encoding="utf-8")) if comparison else {}
     answering_s = 0.0
     if todo:
         run.progress("starting vLLM", 0, len(prompts), "conversations")
-        with engine_factory(run.experiment, target, layer_ids, run.work) as engine:
+        with engine_factory(run.experiment, questions.target, questions.layer_ids, run.work) as engine:
             asked = [index for number in todo for index in shards[number]]
             shard_of = {index: number for number in todo for index in shards[number]}
             waiting: dict[int, dict[int, Conversation]] = {number: {} for number in todo}
@@ -84,14 +111,8 @@ def capture(run: StageRun, engine_factory: EngineFactory) -> dict[str, Any]:
             # A shard is a group: it comes out the same in an attempt that captures all of them and in one that captures the rest.
             for answer in engine.answers([[rendered[i] for i in shards[number]] for number in todo]):
                 index = asked[answer.index]
-                conversation = _conversation(prompts[index], rendered[index], answer)
-                check_conversation(conversation, len(layer_ids), shape.hidden_size)
-                if not hf_relative_error:
-                    hf_relative_error = _compare_first(run, target, conversation, layer_ids)
-                    (run.work / COMPARISON).write_text(json.dumps(hf_relative_error), encoding="utf-8")
-                    run.pieces.keep(COMPARISON, run.work / COMPARISON)
                 number = shard_of[index]
-                waiting[number][index] = conversation
+                waiting[number][index] = questions.conversation(index, answer)
                 if len(waiting[number]) == len(shards[number]):
                     write_shard(run.work / names[number], [waiting[number][i] for i in shards[number]])
                     paths[number] = run.pieces.keep(names[number], run.work / names[number])
@@ -109,7 +130,7 @@ def capture(run: StageRun, engine_factory: EngineFactory) -> dict[str, Any]:
     return {"conversations": len(rows), "prompt_tokens": prompt_tokens, "output_tokens": sum(row["tokens"] for row in rows) - prompt_tokens,
             "truncated": sum(row["finish_reason"] == "length" for row in rows), "elapsed_s": answering_s,
             "output_tok_s": counts["output_tokens"] / answering_s if answering_s else None,
-            "bytes": sum((run.out / name).stat().st_size for name in names), "layer_ids": layer_ids, "hf_relative_error": hf_relative_error}
+            "bytes": sum((run.out / name).stat().st_size for name in names), "layer_ids": questions.layer_ids, **(questions.checks or {})}
 
 
 def _link(kept: Path, path: Path) -> None:
@@ -120,16 +141,20 @@ def _link(kept: Path, path: Path) -> None:
         shutil.copyfile(kept, path)
 
 
-def _conversation(prompt: Prompt, rendered: list[int], answer: Answer) -> Conversation:
-    if answer.token_ids[:len(rendered)] != rendered:
-        raise StageError(what="the engine's tokens do not start with the prompt's", where=f"capture: prompt {prompt.id}",
-                         fix="the target's tokenizer and the engine's differ; check target.model")
-    return Conversation(prompt.id, prompt.topic, prompt.split, torch.tensor(answer.token_ids), len(rendered), answer.finish_reason, answer.states_TLH)
+def _check_first(run: StageRun, target: Path, shape: TargetShape, conversation: Conversation, layer_ids: list[int]) -> dict[str, Any]:
+    """What can be known of the states from one conversation, before the GPU hours: that they are Hugging Face's, and that they lead to the answer."""
+    from raysd.target.reference import reference_states, why_no_reference
+    from raysd.target.weights import read_embedding_and_head
 
-
-def _compare_first(run: StageRun, target: Path, conversation: Conversation, layer_ids: list[int]) -> dict[str, float]:
-    from raysd.target.reference import reference_states
-
-    run.progress("comparing the first states with Hugging Face's")
-    reference = reference_states(target, run.experiment.target, conversation.token_ids[:-1].tolist(), layer_ids)
-    return compare_with_reference(conversation.states_TLH, reference, layer_ids, f"capture: prompt {conversation.prompt_id}")
+    agreement = None
+    if run.experiment.capture.temperature == 0:
+        _, norm, head = read_embedding_and_head(target, shape)
+        agreement = check_head(conversation, norm, head, shape.rms_norm_eps)
+    skipped, errors = why_no_reference(target), None
+    if skipped is None:
+        run.progress("comparing the first states with Hugging Face's")
+        reference = reference_states(target, run.experiment.target, conversation.token_ids[:-1].tolist(), layer_ids)
+        errors = compare_with_reference(conversation.states_TLH, reference, layer_ids, f"capture: prompt {conversation.prompt_id}")
+    else:
+        run.progress(f"not comparing the states with Hugging Face's: {skipped}")
+    return {"hf_relative_error": errors, "hf_skipped": skipped, "head_agreement_frac": agreement}

@@ -1,7 +1,7 @@
 """The model that is to answer faster: found, converted, described."""
 
 from raysd.target.locate import identify_target, resolve_target
-from raysd.target.shape import TargetShape, read_shape
+from raysd.target.shape import TargetShape, check_plain_logits, read_shape
 from raysd.target.tokenizer import eos_token_ids, load_tokenizer
 
-__all__ = ["TargetShape", "eos_token_ids", "identify_target", "load_tokenizer", "read_shape", "resolve_target"]
+__all__ = ["TargetShape", "check_plain_logits", "eos_token_ids", "identify_target", "load_tokenizer", "read_shape", "resolve_target"]

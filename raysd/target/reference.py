@@ -2,11 +2,35 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
 
 from raysd.experiment.target import TargetSection
+from raysd.target.locate import read_config
+
+LARGEST_MEMORY_FRAC = 0.25
+"""Of the node's memory, for the weights of a model that is loaded beside an engine."""
+
+
+def why_no_reference(folder: Path, memory_bytes: int | None = None) -> str | None:
+    """Why Hugging Face's own model cannot serve as a reference for the target in a folder; None if it can.
+
+    memory_bytes: the node's; None: asked from the system.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    config = read_config(folder, "target.model")
+    if config.get("model_type") not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        return f"transformers has no language model of type {config.get('model_type')} without code from elsewhere"
+    if config.get("quantization_config"):
+        return f"the target's weights are quantized ({config['quantization_config'].get('quant_method')})"
+    memory_bytes = memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    weights_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    if weights_bytes > LARGEST_MEMORY_FRAC * memory_bytes:
+        return f"the target's weights are {weights_bytes / 2**30:.0f} GiB, the node's memory is {memory_bytes / 2**30:.0f} GiB"
+    return None
 
 
 def reference_states(folder: Path, section: TargetSection, token_ids: list[int], layer_ids: list[int]) -> torch.Tensor:
@@ -16,7 +40,7 @@ def reference_states(folder: Path, section: TargetSection, token_ids: list[int],
     """
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, section.dtype), trust_remote_code=section.trust_remote_code)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, section.dtype))
     model.eval()
     decoder = model.get_decoder()
     entered: dict[int, torch.Tensor] = {}

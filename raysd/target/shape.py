@@ -9,9 +9,46 @@ from typing import Any, NoReturn
 from raysd.errors import ExperimentError
 from raysd.target.locate import read_config
 
-DERIVED = ("num_key_value_heads", "head_dim")
-"""Sizes that follow from the others when they are null or absent."""
-SIZES = ("num_hidden_layers", "hidden_size", "vocab_size", "intermediate_size", "num_attention_heads", "max_position_embeddings", *DERIVED)
+SIZES = ("num_hidden_layers", "hidden_size", "vocab_size", "intermediate_size", "num_attention_heads", "max_position_embeddings")
+LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+OPTIONAL = ("num_key_value_heads", "head_dim", "q_lora_rank", "num_experts_per_tok")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+DEFAULTS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("llama", "deepseek_v2"), {"rope_theta": 1e4, "rms_norm_eps": 1e-6}),
+    "deepseek_v3": {"rope_theta": 1e4, "rms_norm_eps": 1e-6, "num_key_value_heads": 128},
+    "mistral": {"rope_theta": 1e4, "rms_norm_eps": 1e-6, "num_key_value_heads": 8},
+    "mixtral": {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_key_value_heads": 8},
+    "qwen2": {"rope_theta": 1e4, "rms_norm_eps": 1e-6, "num_key_value_heads": 32},
+    "qwen3": {"rope_theta": 1e4, "rms_norm_eps": 1e-6, "num_key_value_heads": 32, "head_dim": 128},
+    "qwen3_moe": {"rope_theta": 1e4, "rms_norm_eps": 1e-6, "num_key_value_heads": 4},
+    "minimax_m2": {"rope_theta": 5e6, "rms_norm_eps": 1e-6, "num_key_value_heads": 8, "head_dim": 128},
+}
+"""What transformers' class of a model type, and with it vLLM, takes for a field that config.json leaves out. Importing the class would import torch."""
+LOGIT_FIELDS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "logits_soft_cap", "lm_head_multiplier")
+"""How configs name a change of the logits after the head (Gemma, Cohere, Granite, Grok, Falcon-H1)."""
+ROPE_FIELDS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("short_factor", "long_factor"),
+}
+"""The rope types that a draft can have too, and what each needs (transformers/modeling_rope_utils.py)."""
+
+
+@dataclass(frozen=True)
+class LatentSizes:
+    """Multi-head latent attention (MLA, DeepSeek-V2, arXiv 2405.04434): keys and values of all heads come from one small vector per token."""
+
+    q_lora_rank: int | None
+    """Width of the queries' own bottleneck; None: queries are projected at once."""
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    """Of a head's query and key, the part without a position."""
+    qk_rope_head_dim: int
+    """The rotated part; of the key, one for all heads."""
+    v_head_dim: int
 
 
 @dataclass(frozen=True)
@@ -22,14 +59,18 @@ class TargetShape:
     hidden_size: int
     vocab_size: int
     intermediate_size: int
+    """Width of the MLP that a token passes: the dense one, or in a target of experts alone that of the experts of one token together."""
     attention_heads: int
     kv_heads: int
     head_dim: int
     rms_norm_eps: float
     rope_parameters: dict[str, Any]
-    """As transformers 5 writes them: `rope_theta`, `rope_type` and what the type needs."""
+    """As transformers 5 writes them: `rope_theta`, `rope_type`, what the type needs, and `partial_rotary_factor` if only a part of a head is rotated."""
     max_position_embeddings: int
-    tie_word_embeddings: bool
+    tie_word_embeddings: bool | None
+    """Whether the head is the embedding; None: the config does not say, and what the checkpoint holds decides."""
+    latent: LatentSizes | None = None
+    """Of a target with MLA; then `kv_heads` and `head_dim` say nothing."""
 
     def aux_layers(self, asked: list[int] | None) -> list[int]:
         """Layers whose entering residual stream a draft reads (vLLM's numbering, below `layers`), ascending, as vLLM hands them out.
@@ -45,41 +86,109 @@ class TargetShape:
 
 
 def read_shape(folder: Path) -> TargetShape:
-    """The shape of the target in a folder; a multimodal target's text part. Raises ExperimentError if a size is not in its config."""
-    config = read_config(folder, "target.model")
-    config = config.get("text_config") or config
+    """The shape of the target in a folder; a multimodal target's text part. Raises ExperimentError, naming the field, for a config that lacks one or has another kind of value."""
+    whole = read_config(folder, "target.model")
+    config = whole.get("text_config") or whole
     if not isinstance(config, dict):
         _refuse(folder, f"text_config = {config!r:.60}, not an object")
-    for name in SIZES:
+    for name in (*SIZES, *LATENT_SIZES, *OPTIONAL):
         value = config.get(name)
-        if name in config and (type(value) is not int or value < 1) and not (value is None and name in DERIVED):
+        if name in config and (type(value) is not int or value < 1) and not (value is None and name not in SIZES):
             _refuse(folder, f"{name} = {value!r:.60}, not a count")
+    heads = _field(folder, config, "num_attention_heads")
+    head_dim = config.get("head_dim", _default(config, "head_dim")) or _field(folder, config, "hidden_size") // heads
+    latent = _latent(folder, config)
+    tied = config.get("tie_word_embeddings", whole.get("tie_word_embeddings"))
+    return TargetShape(
+        layers=_field(folder, config, "num_hidden_layers"), hidden_size=_field(folder, config, "hidden_size"), vocab_size=_field(folder, config, "vocab_size"),
+        intermediate_size=_mlp_width(folder, config), attention_heads=heads,
+        kv_heads=config.get("num_key_value_heads", _default(config, "num_key_value_heads")) or heads, head_dim=head_dim,
+        rms_norm_eps=_number(folder, "rms_norm_eps", _field(folder, config, "rms_norm_eps")),
+        rope_parameters=_rope(folder, config, latent.qk_rope_head_dim if latent else head_dim),
+        max_position_embeddings=_field(folder, config, "max_position_embeddings"), tie_word_embeddings=None if tied is None else bool(tied), latent=latent)
+
+
+def check_plain_logits(folder: Path) -> None:
+    """Raises ExperimentError if the target's logits are more than its head times the normed state: a draft would be trained on those, and no answer shows a scale."""
+    whole = read_config(folder, "target.model")
+    config = {**whole, **(whole.get("text_config") or {})}
+    for name in LOGIT_FIELDS:
+        if config.get(name) not in (None, 1):
+            _refuse(folder, f"{name} = {config[name]!r:.60}, which changes the logits after the head", "use a target without it")
+
+
+def _latent(folder: Path, config: dict[str, Any]) -> LatentSizes | None:
+    if config.get("kv_lora_rank") is None:
+        return None
+    return LatentSizes(q_lora_rank=config.get("q_lora_rank"), **{name: _field(folder, config, name) for name in LATENT_SIZES})
+
+
+def _mlp_width(folder: Path, config: dict[str, Any]) -> int:
+    width = _field(folder, config, "intermediate_size")
+    # With `moe_intermediate_size` beside it, `intermediate_size` is the dense layers' (DeepSeek, Kimi, Qwen3-MoE); without, it is an expert's (MiniMax-M2, Mixtral).
+    if any(config.get(name) for name in EXPERTS) and config.get("moe_intermediate_size") is None:
+        return width * _field(folder, config, "num_experts_per_tok")
+    return width
+
+
+def _rope(folder: Path, config: dict[str, Any], rotated: int) -> dict[str, Any]:
+    """All of it in one dict. transformers 5 keeps it in `rope_parameters`; older checkpoints spread it over `rope_theta`, `rope_scaling`, and
+    `partial_rotary_factor` or MiniMax's `rotary_dim`. rotated: width of what is rotated of a head, where nothing says that it is less.
+    """
     for name in ("rope_parameters", "rope_scaling"):
         if not isinstance(config.get(name) or {}, dict):
             _refuse(folder, f"{name} = {config[name]!r:.60}, not an object")
-    if type(config.get("rms_norm_eps", 1e-6)) not in (int, float):
-        _refuse(folder, f"rms_norm_eps = {config['rms_norm_eps']!r:.60}, not a number")
-    try:
-        heads = config["num_attention_heads"]
-        return TargetShape(
-            layers=config["num_hidden_layers"], hidden_size=config["hidden_size"], vocab_size=config["vocab_size"],
-            intermediate_size=config["intermediate_size"], attention_heads=heads, kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads, rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-            rope_parameters=_rope(config), max_position_embeddings=config["max_position_embeddings"],
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)))
-    except KeyError as err:
-        raise ExperimentError(what=f"the target's config.json has no {err}", where=f"target.model: {folder}", fix="use a decoder-only model with a Llama-like config") from err
+    rope = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})  # transformers' order
+    rope_type = rope.pop("type", "default")
+    rope.setdefault("rope_type", rope_type)
+    if any(isinstance(value, dict) for value in rope.values()):
+        _refuse(folder, f"another rope for each kind of layer ({', '.join(map(str, rope))}); a draft has one layer and one rope", "use a target with one rope for all layers")
+    if rope["rope_type"] not in ROPE_FIELDS:
+        _refuse(folder, f"rope_type = {rope['rope_type']!r:.60}; a draft can have {', '.join(ROPE_FIELDS)}", "use a target with one of these")
+    if "rope_theta" not in rope:
+        rope["rope_theta"] = _field(folder, config, "rope_theta")
+    if "partial_rotary_factor" not in rope and config.get("partial_rotary_factor") is not None:
+        rope["partial_rotary_factor"] = config["partial_rotary_factor"]
+    if "partial_rotary_factor" not in rope and config.get("rotary_dim") is not None:
+        rope["partial_rotary_factor"] = _number(folder, "rotary_dim", config["rotary_dim"]) / rotated
+    if rope["rope_type"] in ("yarn", "llama3", "longrope"):
+        outside = config.get("original_max_position_embeddings")
+        if outside is not None:
+            rope["original_max_position_embeddings"] = outside
+        rope.setdefault("original_max_position_embeddings", _field(folder, config, "max_position_embeddings"))
+    for name in ROPE_FIELDS[rope["rope_type"]]:
+        if rope.get(name) is None:
+            raise _absent(folder, name, f"which rope_type {rope['rope_type']} needs")
+    for name, value in rope.items():
+        if name in ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "partial_rotary_factor"):
+            _number(folder, name, value)
+    if not 0 < rope.get("partial_rotary_factor", 1) <= 1:
+        _refuse(folder, f"partial_rotary_factor = {rope['partial_rotary_factor']}, not a share of a head")
+    return rope
 
 
-def _refuse(folder: Path, found: str) -> NoReturn:
-    raise ExperimentError(what=f"the target's config.json has {found}", where=f"target.model: {folder}", fix="correct the file, or fetch the model again")
+def _default(config: dict[str, Any], name: str) -> Any:
+    return DEFAULTS.get(str(config.get("model_type", "llama")), {}).get(name)
 
 
-def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    """transformers 5 keeps all of it under rope_parameters; older checkpoints spread it over rope_theta and rope_scaling."""
-    if config.get("rope_parameters"):
-        return {"rope_type": "default", **config["rope_parameters"]}
-    scaling = dict(config.get("rope_scaling") or {})
-    if "type" in scaling:
-        scaling["rope_type"] = scaling.pop("type")
-    return {"rope_type": "default", **scaling, "rope_theta": config.get("rope_theta", 10000.0)}
+def _field(folder: Path, config: dict[str, Any], name: str) -> Any:
+    value = config.get(name)
+    value = _default(config, name) if value is None else value
+    if value is None:
+        raise _absent(folder, name, f"and model_type {config.get('model_type')} has no default for it")
+    return value
+
+
+def _number(folder: Path, name: str, value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < value < float("inf"):
+        _refuse(folder, f"{name} = {value!r:.60}, not a positive number")
+    return value
+
+
+def _absent(folder: Path, name: str, why: str) -> ExperimentError:
+    return ExperimentError(what=f"the target's config.json has no {name}, {why}", where=f"target.model: {folder}",
+                           fix="add the field as the model was trained, or use a decoder-only model with a Llama-like config")
+
+
+def _refuse(folder: Path, found: str, fix: str = "correct the file, or fetch the model again") -> NoReturn:
+    raise ExperimentError(what=f"the target's config.json has {found}", where=f"target.model: {folder}", fix=fix)

@@ -8,10 +8,11 @@ from typing import Any
 
 from raysd.errors import ExperimentError
 from raysd.experiment.target import TargetSection
+from raysd.target.shape import read_shape
 
 
 def load_tokenizer(folder: Path, section: TargetSection) -> Any:
-    """The Hugging Face tokenizer of a target's folder. Raises ExperimentError if it cannot be loaded, or if there is no chat template,
+    """The Hugging Face tokenizer of a target's folder. Raises ExperimentError if it cannot be loaded, if it is not the target's, or if there is no chat template,
     neither its own nor the experiment's.
     """
     from transformers import AutoTokenizer
@@ -21,6 +22,7 @@ def load_tokenizer(folder: Path, section: TargetSection) -> Any:
     except Exception as err:  # transformers raises whatever a missing or broken file leads to
         raise ExperimentError(what=f"the target's tokenizer cannot be loaded: {type(err).__name__}: {str(err).strip().splitlines()[0] if str(err).strip() else ''}",
                               where=f"target.model: {folder}", fix="put the model's tokenizer files (tokenizer.json, tokenizer_config.json) beside its config.json") from err
+    _check_it_is_the_targets(tokenizer, folder)
     if section.chat_template is not None:
         try:
             tokenizer.chat_template = section.chat_template.read_text(encoding="utf-8")
@@ -31,6 +33,18 @@ def load_tokenizer(folder: Path, section: TargetSection) -> Any:
         raise ExperimentError(what=f"the target's tokenizer has no chat template ({folder})", where="target.chat_template",
                               fix="name a Jinja file in target.chat_template; base models without one are not chat targets")
     return tokenizer
+
+
+def _check_it_is_the_targets(tokenizer: Any, folder: Path) -> None:
+    """Another model's tokenizer gives itself away cheaply: by ids that the target has no embedding for, or by ordinary words where the target's answers end."""
+    where, fix = f"target.model: {folder}", "put the tokenizer that the model was trained with beside its config.json"
+    largest, rows = max(tokenizer.get_vocab().values()), read_shape(folder).vocab_size
+    if largest >= rows:
+        raise ExperimentError(what=f"the tokenizer's ids reach {largest}, the target's vocab_size is {rows}", where=where, fix=fix)
+    ends, special = eos_token_ids(folder), {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
+    if ends and not special & set(ends):
+        words = ", ".join(f"{i} ({tokenizer.decode([i])!r})" if 0 <= i <= largest else f"{i} (none)" for i in ends)
+        raise ExperimentError(what=f"the target's eos_token_id {words} is no special token of its tokenizer", where=where, fix=fix)
 
 
 def eos_token_ids(folder: Path) -> list[int]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 
 import pytest
 import torch
 
-from raysd.errors import StageError
+from raysd.errors import ExperimentError, StageError
 from raysd.experiment.experiment import Experiment
 from raysd.hidden_states.capture import Answer, capture
 from raysd.hidden_states.shards import Captured
@@ -54,13 +55,15 @@ class Stage:
 
     def __init__(self, experiment, store):
         self.experiment, self.store = experiment, store
+        self.answering = None
+        """The folder of the model that answers, if it is another than the experiment's."""
         self.engines: list[HuggingFaceEngine] = []
         self.out = None
 
     def __call__(self, store=None, **engine_options):
         @contextlib.contextmanager
         def factory(experiment, folder, layer_ids, scratch):
-            self.engines.append(HuggingFaceEngine(experiment, folder, layer_ids, **engine_options))
+            self.engines.append(HuggingFaceEngine(experiment, self.answering or folder, layer_ids, **engine_options))
             yield self.engines[-1]
 
         with attempt(store or self.store, self.experiment) as run:
@@ -85,7 +88,8 @@ def stage(target, tmp_path):
 def test_the_train_and_choose_splits_are_captured_and_the_report_split_is_not(stage):
     metrics = stage()
     learn, choose = Captured(stage.out, "train"), Captured(stage.out, "choose")
-    assert [row["prompt_id"] for row in learn.rows + choose.rows] == ["p0", "p1", "p2", "p3", "p4"]
+    assert [conversation.prompt_id for conversation in [*learn, *choose]] == ["p0", "p1", "p2", "p3", "p4"]
+    assert metrics["head_agreement_frac"] > 0.9 and metrics["hf_skipped"] is None
     assert metrics["conversations"] == 5 and metrics["layer_ids"] == [1, 2, 3, 4] and max(metrics["hf_relative_error"].values()) < 0.01
     assert metrics["output_tokens"] == 5 * 6 and learn[0].states_TLH.shape == (len(learn[0].token_ids) - 1, 4, 64)
 
@@ -126,3 +130,40 @@ def test_a_truncated_shard_alone_is_captured_again(stage):
     stage()
     assert [engine.asked for engine in stage.engines] == [5, 2] and stage.files() == files
 
+
+def test_a_head_that_raysd_does_not_understand_stops_the_stage_at_the_first_prompt(stage, target, tmp_path):
+    """As of a model whose norm adds one to its weight: the states are right, and lead to other tokens by what raysd reads."""
+    from safetensors.torch import load_file, save_file
+
+    other = tmp_path / "other"
+    shutil.copytree(target, other)
+    tensors = load_file(other / "model.safetensors")
+    tensors["model.norm.weight"] = torch.randn(64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    stage.answering = target
+    stage.experiment = stage.experiment.model_copy(update={"target": stage.experiment.target.model_copy(update={"model": str(other)})})
+    with pytest.raises(StageError, match="norm and head as raysd reads them"):
+        stage()
+    assert stage.engines[0].answered == 1 and stage.files() == {}
+
+
+def test_a_target_that_changes_its_logits_is_refused_before_an_engine_starts(stage, target, tmp_path):
+    capped = tmp_path / "capped"
+    shutil.copytree(target, capped)
+    config = json.loads((capped / "config.json").read_text())
+    (capped / "config.json").write_text(json.dumps(config | {"final_logit_softcapping": 30.0}))
+    stage.experiment = stage.experiment.model_copy(update={"target": stage.experiment.target.model_copy(update={"model": str(capped)})})
+    with pytest.raises(ExperimentError, match="final_logit_softcapping = 30.0"):
+        stage()
+    assert stage.engines == []
+
+
+def test_without_a_reference_the_reason_is_recorded(stage, target, tmp_path):
+    quantized = tmp_path / "quantized"
+    shutil.copytree(target, quantized)
+    config = json.loads((quantized / "config.json").read_text())
+    (quantized / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
+    stage.answering = target
+    stage.experiment = stage.experiment.model_copy(update={"target": stage.experiment.target.model_copy(update={"model": str(quantized)})})
+    metrics = stage()
+    assert metrics["hf_relative_error"] is None and "quantized (fp8)" in metrics["hf_skipped"] and metrics["head_agreement_frac"] > 0.9

@@ -155,3 +155,20 @@ def test_rope_parameters_without_a_type_are_the_default_ones(target, tmp_path):
     config = json.loads((target / "config.json").read_text()) | {"rope_parameters": {"rope_theta": 5e5}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_shape(tmp_path).rope_parameters == {"rope_type": "default", "rope_theta": 5e5}
+
+
+def test_a_tokenizer_of_another_model_is_refused(target, tmp_path):
+    import shutil
+
+    other = tmp_path / "other"
+    shutil.copytree(target, other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"vocab_size": 500}))
+    with pytest.raises(ExperimentError, match="ids reach 511, the target's vocab_size is 500"):
+        load_tokenizer(other, section(model=str(other)))
+    (other / "config.json").write_text(json.dumps(config))
+    (other / "generation_config.json").write_text(json.dumps({"eos_token_id": [300, 9999]}))
+    with pytest.raises(ExperimentError, match="eos_token_id 300 .*, 9999 .none. is no special token of its tokenizer"):
+        load_tokenizer(other, section(model=str(other)))
+    (other / "generation_config.json").write_text(json.dumps({"eos_token_id": [300, 2]}))
+    load_tokenizer(other, section(model=str(other)))

@@ -1,0 +1,108 @@
+"""Shapes read from configs as the models' makers write them, cut down to what is read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from raysd.errors import ExperimentError
+from raysd.target.shape import DEFAULTS, LatentSizes, check_plain_logits, read_shape
+
+LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 512, "max_position_embeddings": 1024}
+KIMI = {"model_type": "kimi_k2", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 384, "num_experts_per_tok": 8,
+        "num_hidden_layers": 61, "num_attention_heads": 64, "num_key_value_heads": 64, "vocab_size": 163840, "max_position_embeddings": 262144, "q_lora_rank": 1536,
+        "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 50000.0, "tie_word_embeddings": False,
+        "rope_scaling": {"type": "yarn", "factor": 64.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}}
+MINIMAX = {"model_type": "minimax_m2", "hidden_size": 3072, "intermediate_size": 1536, "num_local_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 62,
+           "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "rotary_dim": 64, "rope_theta": 5000000, "vocab_size": 200064, "max_position_embeddings": 196608,
+           "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+
+
+@pytest.fixture
+def shape_of(tmp_path):
+    def read(config, **changes):
+        (tmp_path / "config.json").write_text(json.dumps({name: value for name, value in (config | changes).items() if value != "absent"}))
+        return read_shape(tmp_path)
+    return read
+
+
+def test_kimi_k25_is_read_from_its_text_part(shape_of):
+    shape = shape_of({"model_type": "kimi_k25", "text_config": KIMI, "vision_config": {"hidden_size": 1152}})
+    assert shape.latent == LatentSizes(q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+    assert (shape.layers, shape.hidden_size, shape.vocab_size, shape.intermediate_size, shape.tie_word_embeddings) == (61, 7168, 163840, 18432, False)
+    assert shape.rope_parameters == {"rope_type": "yarn", "rope_theta": 50000.0, "factor": 64.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0, "beta_slow": 1.0,
+                                     "mscale": 1.0, "mscale_all_dim": 1.0}
+
+
+def test_queries_may_have_no_bottleneck(shape_of):
+    assert shape_of(KIMI, q_lora_rank=None).latent.q_lora_rank is None
+
+
+@pytest.mark.parametrize("field", ["qk_rope_head_dim", "v_head_dim"])
+def test_a_latent_size_that_is_absent_is_named(shape_of, field):
+    with pytest.raises(ExperimentError, match=f"has no {field}"):
+        shape_of(KIMI, **{field: "absent"})
+
+
+def test_minimax_rotates_a_part_of_each_head_and_its_mlp_is_as_wide_as_a_tokens_experts(shape_of):
+    shape = shape_of(MINIMAX)
+    assert (shape.attention_heads, shape.kv_heads, shape.head_dim, shape.latent) == (48, 8, 128, None)
+    assert shape.rope_parameters == {"rope_type": "default", "rope_theta": 5000000, "partial_rotary_factor": 0.5}
+    assert shape.intermediate_size == 8 * 1536
+
+
+def test_the_dense_width_is_taken_where_a_mixture_has_one(shape_of):
+    assert shape_of(LLAMA, model_type="qwen3_moe", num_experts=128, num_experts_per_tok=8, moe_intermediate_size=32).intermediate_size == 128
+
+
+@pytest.mark.parametrize("written", [
+    {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 256}},
+    {"rope_theta": 1e6, "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}},
+    {"rope_theta": 1e6, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "original_max_position_embeddings": 256}], ids=["transformers 5", "type", "outside"])
+def test_a_rope_comes_out_the_same_however_it_is_written(shape_of, written):
+    assert shape_of(LLAMA, **written).rope_parameters == {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 256}
+
+
+@pytest.mark.parametrize("written", [
+    {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 256}},
+    {"rope_scaling": {"type": "linear", "factor": 2.0}}, {"partial_rotary_factor": 0.5}, {"rope_scaling": {"type": "yarn", "factor": 4.0}}, {}])
+def test_a_rope_is_what_transformers_makes_of_the_same_config(shape_of, written):
+    from transformers import LlamaConfig
+
+    theirs = LlamaConfig(**LLAMA, **written).rope_parameters
+    theirs.pop("type", None)
+    assert shape_of(LLAMA, **written).rope_parameters == theirs
+
+
+@pytest.mark.parametrize("model_type", DEFAULTS)
+def test_defaults_are_those_of_transformers(shape_of, model_type):
+    from transformers import CONFIG_MAPPING
+
+    theirs = CONFIG_MAPPING[model_type]
+    values = {name: getattr(theirs, name, None) for name in ("rms_norm_eps", "num_key_value_heads", "head_dim")} | {"rope_theta": theirs.default_theta}
+    assert DEFAULTS[model_type] == {name: value for name, value in values.items() if value is not None}
+    shape = shape_of(LLAMA, model_type=model_type)
+    assert shape.rope_parameters["rope_theta"] == theirs.default_theta and shape.rms_norm_eps == theirs.rms_norm_eps
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"model_type": "novel"}, "has no rms_norm_eps"), ({"model_type": "novel", "rms_norm_eps": 1e-6}, "has no rope_theta"), ({"rope_scaling": {"type": "yarn"}}, "has no factor"),
+    ({"rope_scaling": {"type": "spiral", "factor": 2.0}}, "rope_type = 'spiral'"), ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor = '2'"),
+    ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}}, "another rope for each kind of layer"),
+    ({"rotary_dim": 64}, "partial_rotary_factor = 4"), ({"rope_theta": -1}, "rope_theta = -1"), ({"rms_norm_eps": 0}, "rms_norm_eps = 0"),
+    ({"num_local_experts": 8}, "has no num_experts_per_tok"), ({"vocab_size": "absent"}, "has no vocab_size")])
+def test_what_is_not_known_is_refused_by_name(shape_of, tmp_path, changes, message):
+    with pytest.raises(ExperimentError, match=message) as caught:
+        shape_of(LLAMA, **changes)
+    assert str(tmp_path) in caught.value.where
+
+
+def test_logits_that_a_head_does_not_give_are_refused_in_the_text_part_too(tmp_path):
+    for config, refused in ((LLAMA, False), (LLAMA | {"logits_scaling": 1.0}, False), (LLAMA | {"logits_scaling": 8.0}, True), ({"text_config": LLAMA | {"final_logit_softcapping": 30.0}}, True)):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        if refused:
+            with pytest.raises(ExperimentError, match="changes the logits"):
+                check_plain_logits(tmp_path)
+        else:
+            check_plain_logits(tmp_path)

@@ -1,0 +1,119 @@
+"""A target's tensors, wherever its checkpoint keeps them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from raysd.errors import TargetError
+from raysd.target.shape import read_shape
+from raysd.target.weights import LAYER_TENSORS, read_embedding_and_head, read_layer
+from tests.tiny_models import tiny_deepseek, tiny_llama
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return tiny_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def written(llama, tmp_path):
+    """Writes the tiny Llama's tensors under other names or with other content, in one file or several."""
+    def write(change, files: int = 1):
+        tensors = change(load_file(llama / "model.safetensors"))
+        (tmp_path / "config.json").write_text((llama / "config.json").read_text())
+        names = sorted(tensors)
+        weight_map = {name: f"model-{i % files:05d}.safetensors" for i, name in enumerate(names)}
+        for file in set(weight_map.values()):
+            save_file({name: tensors[name] for name in names if weight_map[name] == file}, tmp_path / file)
+        if files > 1:
+            (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        return tmp_path
+    return write
+
+
+def named(prefix: str, head: str):
+    return lambda tensors: {head if name == "lm_head.weight" else name.replace("model.", prefix, 1): tensor for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize(("prefix", "head"), [("model.", "lm_head.weight"), ("language_model.model.", "language_model.lm_head.weight"),
+                                              ("model.language_model.", "lm_head.weight")])
+@pytest.mark.parametrize("files", [1, 3])
+def test_prefixes_and_shards_make_no_difference(llama, written, prefix, head, files):
+    tensors = load_file(llama / "model.safetensors")
+
+    def with_predictor(original):  # DeepSeek-V3's multi-token predictor is one layer more, with copies of embedding and head
+        return named(prefix, head)(original) | {f"{prefix}layers.4.embed_tokens.weight": torch.zeros(2, 2), f"{prefix}layers.4.shared_head.norm.weight": torch.zeros(2)}
+
+    folder = written(with_predictor, files)
+    embedding, norm, found_head = read_embedding_and_head(folder, read_shape(folder))
+    assert torch.equal(embedding, tensors["model.embed_tokens.weight"]) and torch.equal(norm, tensors["model.norm.weight"])
+    assert torch.equal(found_head, tensors["lm_head.weight"])
+    layer = read_layer(folder, 3)
+    assert set(layer) == set(LAYER_TENSORS) and torch.equal(layer["mlp.up_proj"], tensors["model.layers.3.mlp.up_proj.weight"])
+
+
+def without_head(tensors):
+    return {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+
+
+def test_a_tied_head_is_the_embedding_and_a_missing_one_is_an_error(llama, written):
+    shape = read_shape(llama)
+    assert shape.tie_word_embeddings is False
+    folder = written(without_head)
+    for tied in (True, None):
+        embedding, _, head = read_embedding_and_head(folder, dataclasses.replace(shape, tie_word_embeddings=tied))
+        assert torch.equal(embedding, head)
+    with pytest.raises(TargetError, match="no tensors .*lm_head.weight"):
+        read_embedding_and_head(folder, shape)
+    untied = written(lambda tensors: tensors)
+    assert not torch.equal(*read_embedding_and_head(untied, dataclasses.replace(shape, tie_word_embeddings=None))[::2])
+
+
+def in_fp8(tensors):
+    name = "model.layers.3.mlp.up_proj.weight"
+    return tensors | {name: tensors[name].to(torch.float8_e4m3fn), name + "_scale_inv": torch.ones(1)}
+
+
+def in_int4(tensors):
+    name = "model.layers.3.mlp.up_proj.weight"
+    return {key: tensor for key, tensor in tensors.items() if key != name} | {name + "_packed": torch.zeros(4, 4, dtype=torch.int32), name + "_scale": torch.ones(1)}
+
+
+@pytest.mark.parametrize("change", [in_fp8, in_int4])
+def test_a_draft_cannot_start_from_a_quantized_layer(written, change):
+    with pytest.raises(TargetError, match="up_proj") as caught:
+        read_layer(written(change), 3)
+    assert "train.init: random" in caught.value.fix
+    read_layer(written(change), 2)
+
+
+def test_a_quantized_head_is_an_error(written):
+    folder = written(lambda tensors: tensors | {"lm_head.weight": tensors["lm_head.weight"].to(torch.float8_e4m3fn)})
+    with pytest.raises(TargetError, match="lm_head.weight.*quantized"):
+        read_embedding_and_head(folder, read_shape(folder))
+
+
+def test_a_head_of_another_size_than_the_configs_is_an_error(written):
+    folder = written(lambda tensors: tensors | {"lm_head.weight": tensors["lm_head.weight"][:100].clone()})
+    with pytest.raises(TargetError, match=r"lm_head.weight is \[100, 64\], its config.json says \[512, 64\]"):
+        read_embedding_and_head(folder, read_shape(folder))
+
+
+def test_a_layer_of_experts_has_an_attention_and_no_mlp(tmp_path):
+    folder = tiny_deepseek(tmp_path)
+    assert read_layer(folder, 3, ("self_attn.kv_b_proj", "input_layernorm"))["self_attn.kv_b_proj"].shape == (128, 512)
+    with pytest.raises(TargetError, match="mlp.gate_proj") as caught:
+        read_layer(folder, 3, ("mlp.gate_proj",))
+    assert "train.init: random" in caught.value.fix
+
+
+def test_a_damaged_file_is_told(written):
+    folder = written(lambda tensors: tensors)
+    (folder / "model-00000.safetensors").write_bytes(b"\0" * 64)
+    with pytest.raises(TargetError, match="cannot be read"):
+        read_layer(folder, 0)
