@@ -8,8 +8,12 @@ from raysd.draft.batch import TargetHead
 from raysd.draft.model import Eagle3Draft
 from raysd.draft.shape import DraftShape
 from raysd.hidden_states.shards import Conversation
+from raysd.target.shape import LatentSizes
 
 TARGET_VOCAB, VOCAB = 96, 40
+LATENT = {"latent": LatentSizes(q_lora_rank=24, kv_lora_rank=20, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12), "kv_heads": 4, "head_dim": 24,
+          "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 1.0, "original_max_position_embeddings": 256}}
+"""Changes that make a `small_shape` one of latent attention."""
 
 
 def small_shape(**changes) -> DraftShape:
@@ -26,6 +30,22 @@ def small_draft(shape: DraftShape | None = None, seed: int = 0) -> Eagle3Draft:
     draft = Eagle3Draft(shape, torch.randn(shape.target_vocab_size, shape.hidden_size), vocabulary)
     for parameter in draft.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
+    return draft
+
+
+def lively(draft: Eagle3Draft, seed: int = 0) -> Eagle3Draft:
+    """Random weights for a draft of any size, in place, such that every part of it decides: heads attend to few rows, and few proposals are ties.
+
+    They are what bf16 can hold, so that a checkpoint in bf16 keeps them.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in draft.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            # A tiny target's states are some tens wide: without a small `fc` they would drown what the layer adds to them.
+            scale = next((scale for part, scale in (("fc.", 0.05), ("q_proj", 3.0), ("q_b_proj", 3.0), ("lm_head", 3.0)) if part in name), 1.0)
+            value = 1 + 0.2 * noise if parameter.ndim == 1 else scale * noise * parameter.shape[1] ** -0.5
+            parameter.copy_(value.to(torch.bfloat16))
     return draft
 
 

@@ -1,8 +1,9 @@
-"""The draft on disk: config.json and safetensors as vLLM's `LlamaForCausalLMEagle3` loads them."""
+"""The draft on disk: config.json and safetensors as vLLM loads them (llama_eagle3.py; for latent attention deepseek_eagle3.py)."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,18 +18,22 @@ WEIGHTS = "model.safetensors"
 
 
 def draft_config(shape: DraftShape, dtype: str = "bfloat16") -> Any:
-    """A transformers LlamaConfig with the keys that vLLM reads from a draft (vllm/model_executor/models/llama_eagle3.py)."""
-    from transformers import LlamaConfig
+    """A transformers config with the keys that vLLM reads from a draft."""
+    from transformers import DeepseekV2Config, LlamaConfig
 
-    return LlamaConfig(
-        architectures=["LlamaForCausalLMEagle3"], hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size,
-        num_attention_heads=shape.attention_heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim, num_hidden_layers=1,
-        rms_norm_eps=shape.rms_norm_eps, rope_parameters=dict(shape.rope_parameters), max_position_embeddings=shape.max_position_embeddings,
-        vocab_size=shape.target_vocab_size, draft_vocab_size=shape.vocab_size, target_hidden_size=shape.hidden_size, tie_word_embeddings=False,
-        norm_before_residual=shape.norm_before_residual, fc_norm=shape.fc_norm, norm_output=shape.norm_output,
+    common: dict[str, Any] = dict(
+        hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size, num_attention_heads=shape.attention_heads,
+        num_key_value_heads=shape.kv_heads, num_hidden_layers=1, rms_norm_eps=shape.rms_norm_eps, rope_parameters=dict(shape.rope_parameters),
+        max_position_embeddings=shape.max_position_embeddings, vocab_size=shape.target_vocab_size, draft_vocab_size=shape.vocab_size,
+        target_hidden_size=shape.hidden_size, tie_word_embeddings=False, norm_before_residual=shape.norm_before_residual, fc_norm=shape.fc_norm,
+        norm_output=shape.norm_output,
         # Without these two the draft loads, and then dies on the first step or reads the wrong layers.
-        eagle_config={"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": list(shape.aux_layers)},
+        eagle_config={"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": list(shape.aux_layers), "layer_ids": "entering"},
         eagle_aux_hidden_state_layer_ids=list(shape.aux_layers), num_aux_hidden_states=len(shape.aux_layers), dtype=dtype)
+    if shape.latent is None:
+        return LlamaConfig(architectures=["LlamaForCausalLMEagle3"], head_dim=shape.head_dim, **common)
+    # Not `deepseek_v3`, which vLLM 0.32 takes for a multi-token predictor and refuses. The layer's MLP is always dense.
+    return DeepseekV2Config(architectures=["Eagle3DeepseekV2ForCausalLM"], **asdict(shape.latent), first_k_dense_replace=1, **common)
 
 
 def save_draft(draft: Eagle3Draft, folder: Path, dtype: torch.dtype) -> None:

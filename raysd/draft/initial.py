@@ -5,40 +5,62 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import nn
 
+from raysd.draft.layers import RMSNorm
 from raysd.draft.model import Eagle3Draft
+from raysd.errors import ExperimentError, TargetError
 from raysd.target.weights import read_layer
 
 RANDOM_FC = 0.1
 """Scale of the noise that breaks the symmetry between aux layers in `fc`, relative to a usual initialisation."""
 EMBEDDING_HALF = 0.5
 """Scale of the random columns that read the token's embedding, relative to the target's columns beside them."""
+MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+NORMS = {"input_layernorm": "hidden_norm", "post_attention_layernorm": "post_attention_layernorm"}
+"""The target's norms by the draft's that start as them."""
 
 
 def initialise(draft: Eagle3Draft, method: str, target: Path, last_layer: int, norm_H: torch.Tensor, head_VH: torch.Tensor) -> None:
     """Sets the weights in place. Seed torch before.
 
-    method `target`: the decoder layer starts as the target's last, which already turns late features into next-token features: q, k and v read the
-    hidden half with the target's weights; `fc` passes the last aux layer through; norm and head are the target's (head rows of the draft's vocabulary).
+    method `target`: the decoder layer starts as the target's last, which already turns late features into next-token features: what reads the features starts
+    with the target's weights; `fc` passes the last aux layer through; norm and head are the target's (head rows of the draft's vocabulary). The MLP is left
+    random where the target's is of another width or made of experts.
     method `random`: torch's own initialisation, with the target's norm and head. head: the target's whole head.
-    Raises TargetError if the target's layer has other tensors than a Llama's.
+    Raises TargetError if the target's attention is of another kind than the draft's or quantized, ExperimentError if its sizes differ.
     """
     with torch.no_grad():
         draft.norm.weight.copy_(norm_H)
         draft.lm_head.weight.copy_(head_VH[draft.draft_to_target.to(head_VH.device)])
         if method == "random":
             return
-        h, layer = draft.shape.hidden_size, read_layer(target, last_layer)
+        h, attention = draft.shape.hidden_size, draft.midlayer["self_attn"]
+        parts = {f"self_attn.{name}": module for name, module in attention.named_children() if isinstance(module, (nn.Linear, RMSNorm))}
+        layer = read_layer(target, last_layer, (*parts, *NORMS))
         draft.fc.weight.normal_(std=RANDOM_FC * draft.fc.in_features ** -0.5)
         draft.fc.weight[:, -h:] += torch.eye(h)
-        attention, mlp = draft.midlayer["self_attn"], draft.midlayer["mlp"]
-        for name in ("q_proj", "k_proj", "v_proj"):
-            weight = layer[f"self_attn.{name}"].float()
-            attention[name].weight[:, :h].normal_(std=EMBEDDING_HALF * float(weight.std()))
-            attention[name].weight[:, h:].copy_(weight)
-        attention["o_proj"].weight.copy_(layer["self_attn.o_proj"])
-        if draft.shape.intermediate_size == layer["mlp.gate_proj"].shape[0]:
-            for name in ("gate_proj", "up_proj", "down_proj"):
-                mlp[name].weight.copy_(layer[f"mlp.{name}"])
-        draft.midlayer["hidden_norm"].weight.copy_(layer["input_layernorm"])
-        draft.midlayer["post_attention_layernorm"].weight.copy_(layer["post_attention_layernorm"])
+        for name, module in parts.items():
+            weight = layer[name].float()
+            reads_both = weight.ndim == 2 and (weight.shape[1], module.weight.shape[1]) == (h, 2 * h)
+            if weight.shape != (module.weight[:, h:] if reads_both else module.weight).shape:
+                raise ExperimentError(what=f"the draft cannot start from the target's {name}, which is {list(weight.shape)}, the draft's {list(module.weight.shape)}",
+                                      where="train.init", fix="set train.init: random, or leave draft.attention_heads, kv_heads and head_dim to the target")
+            if reads_both:
+                module.weight[:, :h].normal_(std=EMBEDDING_HALF * float(weight.std()))
+                module.weight[:, h:].copy_(weight)
+            else:
+                module.weight.copy_(weight)
+        for theirs, ours in NORMS.items():
+            draft.midlayer[ours].weight.copy_(layer[theirs])
+        _take_mlp(draft, target, last_layer)
+
+
+def _take_mlp(draft: Eagle3Draft, target: Path, last_layer: int) -> None:
+    try:
+        mlp = read_layer(target, last_layer, MLP)
+    except TargetError:
+        return  # experts, or quantized: the rest of the layer is a start as it is
+    if mlp["mlp.gate_proj"].shape[0] == draft.shape.intermediate_size:
+        for name, weight in mlp.items():
+            draft.midlayer["mlp"][name.removeprefix("mlp.")].weight.copy_(weight)

@@ -1,7 +1,7 @@
-"""The Eagle3 draft in plain torch, computing what vLLM's llama_eagle3.py computes.
+"""The Eagle3 draft in plain torch, computing what vLLM's llama_eagle3.py and deepseek_eagle3.py compute.
 
 Axes: N rows of all conversations end to end, M of them that are asked for a proposal (a suffix of each conversation), H hidden size,
-Q query heads, K key heads, D head size, A aux layers, V the draft's vocabulary.
+Q query heads, K key heads, D size of a query and a key, W of a value, A aux layers, V the draft's vocabulary.
 
 Row t of a conversation reads the embedding of token t + 1 and the target's states at t, sits at RoPE position t, and proposes token t + 2.
 Draft step j (j >= 1) of row t reads the embedding of token t + 1 + j and the draft's own output of step j - 1, sits at position t + j, proposes
@@ -16,22 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from raysd.draft.attention import GroupedAttention, LatentAttention
+from raysd.draft.layers import RMSNorm
 from raysd.draft.shape import DraftShape
 
 LENGTH_BUCKET = 32
 """Attention's lengths are rounded up to this, so that few shapes occur (see batch.py)."""
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight, computed in float32."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
 
 
 @dataclass
@@ -67,14 +57,15 @@ class Unrolling:
     """What a row must not see, as -inf to add to its scores; conversations side by side."""
     fed_back_MH: torch.Tensor
     keys_NKD: torch.Tensor
-    values_NKD: torch.Tensor
-    own_MKD: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    values_NKW: torch.Tensor
+    own_MK: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     """Keys and values of steps 1, 2, ... of the asked rows."""
 
 
 class Eagle3Draft(nn.Module):
-    """`LlamaForCausalLMEagle3`: fc, one decoder layer, norm, head. The embedding is the target's, frozen, and no parameter of this module.
+    """`LlamaForCausalLMEagle3`, or with latent attention `Eagle3DeepseekV2ForCausalLM`: fc, one decoder layer, norm, head.
 
+    The embedding is the target's, frozen, and no parameter of this module.
     Parameter names are those of the checkpoint that vLLM loads (`midlayer.` is vLLM's `layers.0.`).
     """
 
@@ -82,7 +73,7 @@ class Eagle3Draft(nn.Module):
         """embedding: the target's [target vocabulary, H]; draft_to_target: int64 [V], the target token of each draft token, ascending."""
         super().__init__()
         self.shape = shape
-        h, heads, width = shape.hidden_size, shape.attention_heads, shape.head_dim
+        h = shape.hidden_size
         self.register_buffer("embedding", embedding_VH, persistent=False)
         self.register_buffer("draft_to_target", draft_to_target_V, persistent=False)
         self.fc = nn.Linear(len(shape.aux_layers) * h, h, bias=False)
@@ -90,11 +81,7 @@ class Eagle3Draft(nn.Module):
         self.midlayer = nn.ModuleDict({
             "input_layernorm": RMSNorm(h, shape.rms_norm_eps),
             "hidden_norm": RMSNorm(h, shape.rms_norm_eps),
-            "self_attn": nn.ModuleDict({
-                "q_proj": nn.Linear(2 * h, heads * width, bias=False),
-                "k_proj": nn.Linear(2 * h, shape.kv_heads * width, bias=False),
-                "v_proj": nn.Linear(2 * h, shape.kv_heads * width, bias=False),
-                "o_proj": nn.Linear(heads * width, h, bias=False)}),
+            "self_attn": GroupedAttention(shape) if shape.latent is None else LatentAttention(shape),
             "post_attention_layernorm": RMSNorm(h, shape.rms_norm_eps),
             "mlp": nn.ModuleDict({
                 "gate_proj": nn.Linear(h, shape.intermediate_size, bias=False),
@@ -102,7 +89,6 @@ class Eagle3Draft(nn.Module):
                 "down_proj": nn.Linear(shape.intermediate_size, h, bias=False)})})
         self.norm = RMSNorm(h, shape.rms_norm_eps)
         self.lm_head = nn.Linear(h, shape.vocab_size, bias=False)
-        self.rotary = _rotary(shape)
 
     def first(self, rows: Rows) -> tuple[torch.Tensor, Unrolling]:
         """Draft step 0: normed hidden [M, H] for the head, and the state of the unrolling."""
@@ -113,10 +99,11 @@ class Eagle3Draft(nn.Module):
         joined = self.fc(features.to(self._dtype()))
         asked = rows.asked_index()
         inputs_N2H, residual = self._inputs(rows.tokens_N, joined)
-        keys, values = self._keys_values(inputs_N2H, rows.positions_N)
-        queries = self._queries(inputs_N2H[asked], rows.positions_N[asked])
+        attention = self.midlayer["self_attn"]
+        keys, values = attention.keys_values(inputs_N2H, rows.positions_N)
+        queries = attention.queries(inputs_N2H[asked], rows.positions_N[asked])
         hidden = _hidden(rows, queries.dtype)
-        normed, fed_back = self._finish(_attend(queries, keys, values, rows, hidden, []), residual[asked])
+        normed, fed_back = self._finish(_attend(queries, attention.scale, keys, values, rows, hidden, []), residual[asked])
         return normed, Unrolling(0, hidden, fed_back, keys, values)
 
     def next(self, rows: Rows, unrolling: Unrolling, tokens_M: torch.Tensor) -> tuple[torch.Tensor, Unrolling]:
@@ -124,10 +111,12 @@ class Eagle3Draft(nn.Module):
         step = unrolling.step + 1
         positions = rows.positions_N[rows.asked_index()] + step
         inputs, residual = self._inputs(tokens_M, unrolling.fed_back_MH)
-        own = unrolling.own_MKD + [self._keys_values(inputs, positions)]
-        attended = _attend(self._queries(inputs, positions), unrolling.keys_NKD, unrolling.values_NKD, rows, unrolling.hidden_BMN, own)
+        attention = self.midlayer["self_attn"]
+        own = unrolling.own_MK + [attention.keys_values(inputs, positions)]
+        queries = attention.queries(inputs, positions)
+        attended = _attend(queries, attention.scale, unrolling.keys_NKD, unrolling.values_NKW, rows, unrolling.hidden_BMN, own)
         normed, fed_back = self._finish(attended, residual)
-        return normed, Unrolling(step, unrolling.hidden_BMN, fed_back, unrolling.keys_NKD, unrolling.values_NKD, own)
+        return normed, Unrolling(step, unrolling.hidden_BMN, fed_back, unrolling.keys_NKD, unrolling.values_NKW, own)
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] over the draft's vocabulary."""
@@ -143,24 +132,9 @@ class Eagle3Draft(nn.Module):
         residual = normed if self.shape.norm_before_residual else hidden
         return torch.cat([embedded, normed], dim=-1), residual
 
-    def _queries(self, inputs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        heads = self.midlayer["self_attn"]["q_proj"](inputs).unflatten(-1, (-1, self.shape.head_dim))
-        return self._rotate(heads, positions)
-
-    def _keys_values(self, inputs: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        attention = self.midlayer["self_attn"]
-        keys = attention["k_proj"](inputs).unflatten(-1, (-1, self.shape.head_dim))
-        return self._rotate(keys, positions), attention["v_proj"](inputs).unflatten(-1, (-1, self.shape.head_dim))
-
-    def _rotate(self, heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        cos, sin = self.rotary(heads, positions[None])
-        cos, sin = cos[0, :, None], sin[0, :, None]
-        left, right = heads.chunk(2, dim=-1)
-        return (heads * cos + torch.cat([-right, left], dim=-1) * sin).to(heads.dtype)
-
     def _finish(self, attended: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         layer = self.midlayer
-        residual = residual + layer["self_attn"]["o_proj"](attended)
+        residual = residual + layer["self_attn"].o_proj(attended)
         hidden = layer["post_attention_layernorm"](residual)
         mlp = layer["mlp"]
         prenorm = residual + mlp["down_proj"](F.silu(mlp["gate_proj"](hidden)) * mlp["up_proj"](hidden))
@@ -168,27 +142,27 @@ class Eagle3Draft(nn.Module):
         return normed, normed if self.shape.norm_output else prenorm
 
 
-def _attend(queries_MQD: torch.Tensor, keys_NKD: torch.Tensor, values_NKD: torch.Tensor, rows: Rows, hidden_BMN: torch.Tensor,
-            own_MKD: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """[M, Q * D]: one softmax over the step-0 keys that a row sees and its own key of each later step.
+def _attend(queries_MQD: torch.Tensor, scale: float, keys_NKD: torch.Tensor, values_NKW: torch.Tensor, rows: Rows, hidden_BMN: torch.Tensor,
+            own_MK: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
+    """[M, Q * W]: one softmax over the step-0 keys that a row sees and its own key of each later step.
 
     Only here conversations lie side by side, padded: B conversations, their rows and asked rows as in `hidden_BMN`. The G = Q / K query heads of a key
     head become G times the rows beside it, so that keys and values are not copied for each query head.
     """
-    heads, width = keys_NKD.shape[1:]
+    heads = keys_NKD.shape[1]
     groups = queries_MQD.shape[1] // heads
     conversations, asked, _ = hidden_BMN.shape
     # [B, K, G, asked, D]: query head k * G + g reads key head k.
     queries = _side_by_side(queries_MQD, rows.asked, asked).unflatten(2, (heads, groups)).permute(0, 2, 3, 1, 4)
-    keys, values = (_side_by_side(x, rows.counts, hidden_BMN.shape[2]).transpose(1, 2).flatten(0, 1) for x in (keys_NKD, values_NKD))
+    keys, values = (_side_by_side(x, rows.counts, hidden_BMN.shape[2]).transpose(1, 2).flatten(0, 1) for x in (keys_NKD, values_NKW))
     hidden = hidden_BMN[:, None, None].expand(-1, heads, groups, -1, -1).flatten(0, 1).flatten(1, 2)
-    scores = torch.baddbmm(hidden, queries.flatten(0, 1).flatten(1, 2), keys.transpose(1, 2), alpha=width ** -0.5)
-    own = [tuple(_side_by_side(x, rows.asked, asked).transpose(1, 2)[:, :, None] for x in pair) for pair in own_MKD]
+    scores = torch.baddbmm(hidden, queries.flatten(0, 1).flatten(1, 2), keys.transpose(1, 2), alpha=scale)
+    own = [tuple(_side_by_side(x, rows.asked, asked).transpose(1, 2)[:, :, None] for x in pair) for pair in own_MK]
     if own:
-        diagonal = torch.stack([(queries * k).sum(-1) * width ** -0.5 for k, _ in own], dim=-1)
+        diagonal = torch.stack([(queries * k).sum(-1) * scale for k, _ in own], dim=-1)
         scores = torch.cat([scores, diagonal.flatten(0, 1).flatten(1, 2)], dim=-1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
-    out = (weights[..., :keys.shape[1]] @ values).view(queries.shape)
+    out = (weights[..., :keys.shape[1]] @ values).view(*queries.shape[:-1], -1)
     for i, (_, v) in enumerate(own):
         out = out + weights[..., keys.shape[1] + i].view(queries.shape[:-1])[..., None] * v
     out = out.permute(0, 3, 1, 2, 4).flatten(2)
@@ -212,12 +186,3 @@ def _side_by_side(packed: torch.Tensor, lengths: list[int], width: int) -> torch
     """[B, width, ...] of packed rows: each conversation padded with zeros."""
     padded = nn.utils.rnn.pad_sequence(packed.split(lengths), batch_first=True)
     return F.pad(padded, (0, 0) * (padded.ndim - 2) + (0, width - padded.shape[1]))
-
-
-def _rotary(shape: DraftShape) -> nn.Module:
-    """transformers' rotary embedding knows every rope variant that a target's config may name."""
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    from raysd.draft.checkpoint import draft_config
-
-    return LlamaRotaryEmbedding(draft_config(shape))

