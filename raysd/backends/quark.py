@@ -19,4 +19,4 @@ def quantize_checkpoint(draft: Path, out: Path, scheme: str, exclude: list[str])
     try:
         ModelQuantizer(template.get_config(scheme=scheme, exclude_layers=exclude)).direct_quantize_checkpoint(str(draft), str(out), device="cpu")
     except Exception as err:  # Quark raises many kinds; what it says is what the user needs
-        raise StageError(what=f"Quark could not quantize the draft: {err}", where=draft, fix="check that the draft is a Llama-like Eagle3 checkpoint in safetensors") from err
+        raise StageError(what=f"Quark could not quantize the draft: {err}", where=draft, fix="check that the draft is an Eagle3 checkpoint in safetensors") from err

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raysd.errors import StageError
-from raysd.quantization.exclusions import is_excluded, vllm_module_name
+from raysd.quantization.exclusions import FUSED, is_excluded, vllm_module_names
 
 SCALE = "_scale"
 
@@ -27,7 +27,8 @@ def audit_draft(folder: Path) -> Audit:
     """Checks config.json and the weights of a quantized draft against each other.
 
     Raises StageError if a quantized weight lacks its scale or the scale has the wrong length or is not a positive number; if an excluded module has a scale or FP8 values; if a
-    module is in high precision without an exclusion that vLLM matches (vLLM would load it without its scale); or if nothing is quantized.
+    module is in high precision without an exclusion that vLLM matches (vLLM would load it without its scale); if the head, to which vLLM gives no quantization, is in FP8; if an
+    exclusion matches nothing; or if nothing is quantized.
     """
     import torch
     from safetensors import safe_open
@@ -41,27 +42,26 @@ def audit_draft(folder: Path) -> Audit:
         with safe_open(file, "pt") as opened:
             tensors |= {name: opened.get_tensor(name) for name in opened.keys()}
     quantized, high_precision = [], []
-    for name, weight in sorted(tensors.items()):
-        if not name.endswith(".weight") or weight.ndim != 2:
-            continue
-        module = name.removesuffix(".weight")
-        excluded = is_excluded(vllm_module_name(module), patterns)
-        scale = tensors.get(name + SCALE)
+    mounted = vllm_module_names(name.removesuffix(".weight") for name, weight in sorted(tensors.items()) if name.endswith(".weight") and weight.ndim == 2)
+    for module, place in mounted.items():
+        weight, scale = tensors[f"{module}.weight"], tensors.get(f"{module}.weight{SCALE}")
+        excluded = is_excluded(place, patterns)
         in_fp8 = weight.dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+        called = f"vLLM calls it {place}{', of which it is a part' if place.split('.')[-1] in FUSED else ''}; the exclusions are {patterns}"
+        if module == "lm_head" and in_fp8:
+            raise StageError(what="lm_head is in FP8, and vLLM reads a draft's head in high precision only", where=folder, fix="add lm_head to quantize.exclude")
         if excluded and (scale is not None or in_fp8):
-            raise StageError(what=f"{module} is excluded, yet the file holds it {'in FP8' if in_fp8 else 'with a scale'}", where=folder, fix="check quantize.exclude")
+            raise StageError(what=f"{module} is excluded, yet the file holds it {'in FP8' if in_fp8 else 'with a scale'} ({called})", where=folder, fix="check quantize.exclude")
         if not excluded and not in_fp8:
-            raise StageError(what=f"{module} is in {weight.dtype} and no exclusion that vLLM matches names it (vLLM calls it {vllm_module_name(module)}, "
-                                  f"the exclusions are {patterns}): vLLM would read it as FP8 without a scale, and nothing would be accepted", where=folder / "config.json",
-                             fix="write the exclusion as a pattern, `re:(?:.*\\.)?NAME$`")
+            raise StageError(what=f"{module} is in {weight.dtype} and no exclusion that vLLM matches names it ({called}): vLLM would read it as FP8 without a scale, "
+                                  "and nothing would be accepted", where=folder / "config.json", fix="write the exclusion as a pattern, `re:(?:.*\\.)?NAME$`")
         if in_fp8:
             _check_scale(module, weight, scale, folder)
         (high_precision if excluded else quantized).append(module)
-    modules = [vllm_module_name(module) for module in [*quantized, *high_precision]]
-    unmatched = [pattern for pattern in patterns if not any(is_excluded(module, [pattern]) for module in modules)]
+    unmatched = [pattern for pattern in patterns if not any(is_excluded(place, [pattern]) for place in mounted.values())]
     if unmatched:
         raise StageError(what=f"the exclusions {unmatched} match no layer of the draft", where=folder / "config.json",
-                         fix=f"correct quantize.exclude; the draft's layers are {', '.join([*quantized, *high_precision])}")
+                         fix=f"correct quantize.exclude; the draft's layers are {', '.join(mounted)}")
     orphans = [name for name in tensors if name.endswith(".weight" + SCALE) and name.removesuffix(SCALE) not in tensors]
     if orphans:
         raise StageError(what=f"the file holds the scales {orphans} without their weights", where=folder, fix="run the stage again; Quark wrote only a part")

@@ -9,10 +9,10 @@ from typing import Any
 
 from raysd.artifacts.stage import StageRun
 from raysd.draft.acceptance import AcceptanceCounts, ServedAcceptance
-from raysd.errors import StageError
+from raysd.errors import ExperimentError, StageError
 from raysd.experiment import Experiment
 from raysd.quantization.audit import audit_draft
-from raysd.quantization.exclusions import vllm_patterns
+from raysd.quantization.exclusions import check_exclusions, excluded_modules, vllm_patterns
 
 Quantizer = Callable[[Path, Path, str, list[str]], None]
 """`quantizer(draft, out, scheme, exclude)` writes the quantized checkpoint of a draft folder into `out`."""
@@ -22,10 +22,13 @@ def quantize(run: StageRun, quantizer: Quantizer, served_acceptance: ServedAccep
     """Writes `draft/`, the draft in FP8.
 
     Metrics: quantized_weights, excluded_weights, file_bytes, bf16_file_bytes, served (FP8) and bf16_served acceptance on the choose split, acceptance_ratio.
-    Raises StageError if the file fails its audit.
+    Raises ExperimentError for exclusions that vLLM could not follow, StageError if the file fails its audit.
     """
     section = run.experiment.quantize
     source = bf16_draft(run.experiment, run.inputs)
+    wrong = check_exclusions(linear_modules(source), section.exclude)
+    if wrong:
+        raise ExperimentError(what=f"the exclusions cannot be followed: {wrong}", where=f"quantize.exclude: {section.exclude}", fix="correct the list; a name may hold * for any text")
     folder = run.out / "draft"
     run.progress(f"quantizing to {section.scheme} with Quark")
     quantizer(source, folder, section.scheme, section.exclude)
@@ -49,14 +52,26 @@ def bf16_draft(experiment: Experiment, inputs: dict[str, Path]) -> Path:
     return experiment.draft.checkpoint or inputs["train"] / "draft"
 
 
+def linear_modules(folder: Path) -> list[str]:
+    """Names of the modules of a draft's checkpoint that have a matrix, which quantizing is about."""
+    from safetensors import safe_open
+
+    modules = []
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "np") as file:
+            modules += [name.removesuffix(".weight") for name in file.keys() if name.endswith(".weight") and len(file.get_slice(name).get_shape()) == 2]  # noqa: SIM118 (no iterator)
+    return sorted(modules)
+
+
 def rewrite_exclusions(folder: Path) -> None:
-    """Rewrites `quantization_config.exclude` of a checkpoint in place, so that vLLM honours it."""
+    """Rewrites the `quantization_config.exclude` that Quark wrote into a checkpoint, so that vLLM honours it."""
     path = folder / "config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
     written = config.get("quantization_config", {}).get("exclude")
     if written is None:
         raise StageError(what="Quark wrote no exclusions into the quantized draft's config", where=path, fix="this Quark version is not supported; use amd-quark 0.13")
-    config["quantization_config"]["exclude"] = vllm_patterns(written)
+    modules = linear_modules(folder)
+    config["quantization_config"]["exclude"] = vllm_patterns(modules, excluded_modules(modules, written))
     path.write_text(json.dumps(config, indent=1), encoding="utf-8")
 
 

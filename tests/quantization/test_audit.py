@@ -14,6 +14,7 @@ from raysd.draft.checkpoint import save_draft
 from raysd.errors import StageError
 from raysd.quantization.audit import audit_draft
 from raysd.quantization.quantize import rewrite_exclusions
+from raysd.target.shape import LatentSizes
 from tests.tiny_drafts import small_draft, small_shape
 
 LINEARS = {f"midlayer.self_attn.{x}_proj" for x in "qkvo"} | {f"midlayer.mlp.{x}_proj" for x in ("gate", "up", "down")}
@@ -79,4 +80,41 @@ def test_a_config_without_exclusions_is_refused(quantized):
     del config["quantization_config"]["exclude"]
     (quantized / "config.json").write_text(json.dumps(config))
     with pytest.raises(StageError, match="has no 'exclude'"):
+        audit_draft(quantized)
+
+
+LATENT = LatentSizes(q_lora_rank=32, kv_lora_rank=64, qk_nope_head_dim=16, qk_rope_head_dim=32, v_head_dim=16)
+MLP = {f"midlayer.mlp.{x}_proj" for x in ("gate", "up", "down")}
+MLA = {f"midlayer.self_attn.{x}" for x in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")}
+
+
+@pytest.mark.parametrize(("exclude", "kept"), [(["fc", "lm_head"], {"fc", "lm_head"}), (["lm_head", "*.self_attn.*"], {"lm_head", *MLA}),
+                                               (["fc", "lm_head", "*_a_proj*"], {"fc", "lm_head", "midlayer.self_attn.q_a_proj", "midlayer.self_attn.kv_a_proj_with_mqa"})])
+def test_a_latent_draft_is_quantized_but_for_what_is_excluded(tmp_path, exclude, kept):
+    draft = small_draft(small_shape(hidden_size=64, head_dim=48, kv_heads=4, intermediate_size=128, latent=LATENT))
+    save_draft(draft, tmp_path / "bf16", torch.bfloat16)
+    quantize_checkpoint(tmp_path / "bf16", tmp_path / "fp8", "ptpc_fp8", exclude)
+    with pytest.raises(StageError, match="no exclusion that vLLM matches"):
+        audit_draft(tmp_path / "fp8")
+    rewrite_exclusions(tmp_path / "fp8")
+    audit = audit_draft(tmp_path / "fp8")
+    assert set(audit.high_precision) == kept and set(audit.quantized) == {"fc", "lm_head", *MLP, *MLA} - kept
+
+
+def test_a_head_in_fp8_is_refused(tmp_path):
+    save_draft(small_draft(small_shape(hidden_size=64, head_dim=32, intermediate_size=128)), tmp_path / "bf16", torch.bfloat16)
+    quantize_checkpoint(tmp_path / "bf16", tmp_path / "fp8", "ptpc_fp8", ["fc"])
+    rewrite_exclusions(tmp_path / "fp8")
+    with pytest.raises(StageError, match="lm_head is in FP8"):
+        audit_draft(tmp_path / "fp8")
+
+
+def test_an_mlp_in_two_precisions_is_refused(quantized):
+    """vLLM makes one layer of gate and up."""
+    name = "midlayer.mlp.up_proj.weight"
+    edit(quantized, lambda tensors: (tensors.update({name: tensors[name].to(torch.bfloat16)}), tensors.pop(name + "_scale")))
+    config = json.loads((quantized / "config.json").read_text())
+    config["quantization_config"]["exclude"].append(r"re:.*gate_up_proj$")
+    (quantized / "config.json").write_text(json.dumps(config))
+    with pytest.raises(StageError, match="gate_proj is excluded, yet the file holds it in FP8 .*gate_up_proj, of which it is a part"):
         audit_draft(quantized)

@@ -11,6 +11,7 @@ from raysd.artifacts import ArtifactKey, FolderHome, Store
 from raysd.backends.quark import quantize_checkpoint
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.draft.checkpoint import save_draft
+from raysd.errors import ExperimentError
 from raysd.experiment import load_experiment
 from raysd.quantization.quantize import quantize
 from tests.records import publish_files
@@ -56,3 +57,9 @@ def test_what_training_measured_under_the_same_conditions_is_not_measured_again(
 def test_both_drafts_are_measured_under_the_same_conditions(stage, changes):
     metrics, measured = stage(**changes)
     assert measured == ["fp8", "bf16"] and metrics["bf16_served"] == MEASURED.as_metrics() and metrics["acceptance_ratio"] == 1
+
+
+def test_exclusions_that_vllm_cannot_follow_are_refused_before_quark_runs(stage):
+    with pytest.raises(ExperimentError, match="makes one layer .gate_up_proj.") as caught:
+        stage(quantize={"exclude": ["lm_head", "*up_proj"]})
+    assert "quantize.exclude" in caught.value.where
