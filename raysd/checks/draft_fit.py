@@ -1,17 +1,27 @@
-"""Whether a finished draft fits the target: its shape is compared before an engine loads it."""
+"""Whether a finished draft fits the target: looked at before an engine loads it."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raysd.artifacts import sha256_of
-from raysd.errors import ExperimentError
+from raysd.checks.draft_config import count, family_of, flat_config, read_json, reads_aux_states, refuse, unreadable
+from raysd.checks.draft_layers import LayerIds, entering_layers
+from raysd.checks.draft_weights import check_shapes, check_vocabulary
+from raysd.errors import StageError
 from raysd.target.shape import TargetShape
 
-ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3DeepseekV2ForCausalLM")
-"""Architectures that vLLM loads as an Eagle3 draft."""
+
+@dataclass(frozen=True)
+class DraftFit:
+    """What was found out about a draft that fits."""
+
+    layers: list[int]
+    """The layers of the target that it reads, in vLLM's numbering; none if it reads what the last one hands to the head."""
+    needless_d2t: bool
+    """Whether it holds a `d2t` though its vocabulary is the target's."""
 
 
 def identify_draft(folder: Path) -> dict[str, Any]:
@@ -19,86 +29,57 @@ def identify_draft(folder: Path) -> dict[str, Any]:
 
     Raises ExperimentError if the folder, its config.json or its safetensors are absent.
     """
-    _read_config(folder)
+    read_json(folder)
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
-        raise ExperimentError(
-            what=f"{folder} holds no safetensors file", where="draft.checkpoint", fix="name a folder that vLLM loads as a draft"
-        )
+        raise unreadable(folder / "config.json", "has no safetensors file beside it")
     return {path.name: sha256_of(path) for path in (folder / "config.json", *weights)}
 
 
-def check_draft_fit(folder: Path, target: TargetShape) -> None:
-    """Raises ExperimentError if the draft's config or its weights say that it was made for another target, or that it is no Eagle3 draft.
+def check_draft_fit(folder: Path, target: TargetShape, stated: LayerIds | None = None, *, quantizes: bool = False) -> DraftFit:
+    """Raises ExperimentError if the draft's config or its weights say that it was made for another target, that it is no Eagle3 draft, or that vLLM would
+    load something else than was trained.
 
-    Compared: architecture, the width of the target's hidden states, the layers that it reads, the vocabulary that its tokens come from, and the shapes of
-    `fc`, `lm_head` and `d2t`.
+    Compared: architecture, widths, the layers that it reads, the vocabulary, every tensor's shape, d2t and t2d, and of a quantized draft what is said to be
+    quantized. stated: the experiment's `draft.layer_ids`. quantizes: whether the experiment quantizes the draft.
     """
-    config = _read_config(folder)
-    names = config.get("architectures") or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        _refuse(folder, f"its config.json has architectures = {names!r}, not a list of names")
-    if not any(name in ARCHITECTURES for name in names):
-        _refuse(folder, f"its architecture is {', '.join(names) or 'not named'}, not one of {', '.join(ARCHITECTURES)}")
+    config = flat_config(folder)
+    family = family_of(folder, config)
     # A draft may be narrower than its target; then `target_hidden_size` says what it reads.
-    reads = config.get("target_hidden_size") or config.get("hidden_size")
+    reads = count(folder, config, "target_hidden_size", config.get("hidden_size"))
     if reads != target.hidden_size:
-        _refuse(folder, f"it reads hidden states of width {reads}, the target's are {target.hidden_size}")
+        refuse(folder, f"it reads hidden states of width {reads}, the target's are {target.hidden_size}")
     if config.get("vocab_size") != target.vocab_size:
-        _refuse(folder, f"its vocab_size is {config.get('vocab_size')}, the target's is {target.vocab_size}")
-    draft_vocabulary = config.get("draft_vocab_size")
-    if draft_vocabulary is not None and type(draft_vocabulary) is not int:
-        _refuse(folder, f"its draft_vocab_size is {draft_vocabulary!r}, not a count")
-    if draft_vocabulary is not None and draft_vocabulary > target.vocab_size:
-        _refuse(folder, f"its draft_vocab_size is {draft_vocabulary}, above the target's {target.vocab_size}")
-    eagle = config.get("eagle_config") or {}
-    layers = config.get("eagle_aux_hidden_state_layer_ids") or (eagle.get("eagle_aux_hidden_state_layer_ids") if isinstance(eagle, dict) else None) or []
-    if not isinstance(layers, list) or not all(type(i) is int and 0 <= i <= target.layers for i in layers):
-        _refuse(folder, f"it reads the layers {layers!r} of a target that has {target.layers}")
-    shapes, width, rows = _shapes(folder), config.get("hidden_size"), draft_vocabulary or target.vocab_size
-    fc = shapes.get("fc.weight")
-    if fc is None:
-        _refuse(folder, "its weights hold no fc, which every Eagle3 draft has")
-    if len(fc) != 2 or fc[0] != width or fc[1] % reads:
-        _refuse(folder, f"its weight fc is {fc}, not [{width}, a multiple of {reads}]")
-    if layers and fc[1] != len(layers) * reads:
-        _refuse(folder, f"its weight fc is {fc}, and it reads {len(layers)} layers of width {reads}")
-    for name, wanted in (("lm_head.weight", [rows, width]), ("d2t", [rows])):
-        if shapes.get(name, wanted) != wanted:
-            _refuse(folder, f"its {name.removesuffix('.weight')} is {shapes[name]}, not {wanted}")
+        refuse(folder, f"its vocab_size is {config.get('vocab_size')!r:.60}, the target's is {target.vocab_size}")
+    if type(config.get("model_type")) is not str:
+        refuse(folder, f"its config.json has model_type = {config.get('model_type')!r:.60}, by which vLLM knows how to read it", "add it, `llama` say, to a copy of the draft")
+    if family == "mla" and not reads_aux_states(config):
+        refuse(folder, "its eagle_config has use_aux_hidden_state = false, and vLLM's MLA draft always reads several layers", "correct it in a copy of the draft")
+    layers: list[int] = []
+    if reads_aux_states(config):
+        layers = entering_layers(folder, config, target, stated)
+    elif stated is not None:
+        refuse(folder, f"draft.layer_ids = {stated} has no effect, since it reads no layer but the last", "remove draft.layer_ids")
+    elif config.get("hidden_size") != target.hidden_size:
+        refuse(folder, f"its hidden_size is {config.get('hidden_size')}, and no fc brings the target's {target.hidden_size} to it")
+    check_shapes(folder, config, family, len(layers), target)
+    needless_d2t = check_vocabulary(folder, target)
+    if config.get("quantization_config"):
+        _check_quantized(folder, config["quantization_config"], quantizes)
+    return DraftFit(layers, needless_d2t)
 
 
-def _shapes(folder: Path) -> dict[str, list[int]]:
-    """Shape of every tensor of the draft, by its name without `model.` in front. Raises ExperimentError if a file is not whole."""
-    from safetensors import SafetensorError, safe_open
+def _check_quantized(folder: Path, quantization: Any, quantizes: bool) -> None:
+    """A quantized draft is served as it is, if it is of the one kind whose mistakes are known: Quark's FP8."""
+    from raysd.quantization.audit import audit_draft
 
-    shapes = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, "np") as file:
-                shapes |= {name.removeprefix("model."): file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (no iterator)
-        except (SafetensorError, OSError) as err:
-            raise ExperimentError(what=f"{path} cannot be read: {err}", where="draft.checkpoint", fix="fetch or train the draft again") from err
-    return shapes
-
-
-def _refuse(folder: Path, reason: str) -> None:
-    raise ExperimentError(
-        what=f"the draft in {folder} does not fit the target: {reason}",
-        where="draft.checkpoint",
-        fix="name a draft that was trained for this target, or remove the field and train one",
-    )
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    fix = "name the draft that it was made from; `quantize:` makes the FP8 one"
+    if quantizes:
+        refuse(folder, f"it is quantized already, by {method!r:.60}, and `quantize:` would do it again", "remove `quantize:` and the arm fp8, or " + fix)
+    if method != "quark":
+        refuse(folder, f"it is quantized by {method!r:.60}, of which raysd cannot tell whether vLLM reads it as it was meant", fix)
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as err:
-        raise ExperimentError(
-            what=f"{folder / 'config.json'} cannot be read: {err}", where="draft.checkpoint", fix="name a folder that vLLM loads as a draft"
-        ) from err
-    if not isinstance(config, dict):
-        raise ExperimentError(
-            what=f"{folder / 'config.json'} holds no object", where="draft.checkpoint", fix="name a folder that vLLM loads as a draft"
-        )
-    return config
+        audit_draft(folder)
+    except StageError as err:
+        refuse(folder, f"vLLM would not read it as it was quantized: {err.what}", fix)

@@ -2,105 +2,134 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from raysd.checks.draft_fit import check_draft_fit, identify_draft
 from raysd.errors import ExperimentError
-from raysd.target.shape import read_shape
-
-TARGET = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 256,
-    "max_position_embeddings": 512,
-    "rope_theta": 10000.0,
-}
-DRAFT = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64, "vocab_size": 256, "draft_vocab_size": 128}
-
-
-def write(folder: Path, config: dict[str, Any]) -> Path:
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file({"fc.weight": np.zeros((config.get("hidden_size"), 3 * 64), np.float32)}, folder / "model.safetensors")
-    return folder
-
-
-@pytest.fixture
-def target(tmp_path: Path):
-    return read_shape(write(tmp_path / "target", TARGET))
+from tests.checks.finished_drafts import CONFIG, HIDDEN, IDS, LATENT, LATENT_ATTENTION, SPECULATORS, VOCAB, tensors, without, write
+from tests.tiny_drafts import small_draft, small_shape
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{}, {"draft_vocab_size": None}, {"hidden_size": 32, "target_hidden_size": 64}],
-    ids=["as trained", "whole vocabulary", "narrower than its target"],
+    "name", ["LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM", "Eagle3MiniMaxM2ForCausalLM"]
 )
-def test_a_draft_of_this_target_fits(tmp_path: Path, target, change: dict[str, Any]):
-    check_draft_fit(write(tmp_path / "draft", {**DRAFT, **change}), target)
+def test_every_name_by_which_vllm_knows_the_architecture_fits(tmp_path: Path, target, name: str):
+    check_draft_fit(write(tmp_path / "draft", CONFIG | {"architectures": [name]}), target)
+
+
+def test_the_speculators_format_fits(tmp_path: Path, target):
+    assert check_draft_fit(write(tmp_path / "draft", SPECULATORS, tensors(layer="layers.0")), target).layers == [2, 4, 5]
+
+
+def test_a_draft_narrower_than_its_target_has_its_own_embedding(tmp_path: Path, target):
+    wide = {"fc.weight": (32, 192), "norm.weight": (32,), "lm_head.weight": (128, 32), "embed_tokens.weight": (VOCAB, 32), "layers.0.self_attn.q_proj.weight": (64, 64),
+            "layers.0.self_attn.k_proj.weight": (32, 64), "layers.0.self_attn.v_proj.weight": (32, 64), "layers.0.self_attn.o_proj.weight": (32, 64),
+            "layers.0.mlp.gate_proj.weight": (96, 32), "layers.0.mlp.up_proj.weight": (96, 32), "layers.0.mlp.down_proj.weight": (32, 96),
+            **{f"layers.0.{name}.weight": (32,) for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")}}
+    made = {name: np.zeros(shape, np.float32) for name, shape in wide.items()} | {name: tensors()[name] for name in ("d2t", "t2d")}
+    config = CONFIG | {"hidden_size": 32, "target_hidden_size": HIDDEN}
+    check_draft_fit(write(tmp_path / "draft", config, made), target)
+    with pytest.raises(ExperimentError, match=r"hold no embed_tokens"):
+        check_draft_fit(write(tmp_path / "draft", config, without(made, "embed_tokens.weight")), target)
+
+
+def test_a_draft_that_reads_only_the_last_layer_has_no_fc(tmp_path: Path, target):
+    config = without(CONFIG, IDS) | {"eagle_config": {"use_aux_hidden_state": False}}
+    draft = write(tmp_path / "draft", config, without(tensors(), "fc.weight"))
+    assert check_draft_fit(draft, target).layers == [] and check_draft_fit(write(tmp_path / "idle", config), target).layers == []
+    with pytest.raises(ExperimentError, match="no effect"):
+        check_draft_fit(draft, target, "leaving")
+
+
+@pytest.mark.parametrize("changes", [{}, {"fc_norm": True, "norm_output": True}, {"vocab_size": 96}], ids=["Eagle 3", "Eagle 3.1", "whole vocabulary"])
+def test_what_raysd_trains_fits(tmp_path: Path, changes: dict[str, Any]):
+    import torch
+
+    from raysd.draft.checkpoint import save_draft
+    from tests.checks.finished_drafts import target_shape
+
+    target = target_shape(tmp_path / "target", hidden_size=32, vocab_size=96)
+    save_draft(small_draft(small_shape(aux_layers=(2, 4, 5), **changes)), tmp_path / "draft", torch.bfloat16)
+    fit = check_draft_fit(tmp_path / "draft", target)
+    assert fit.layers == [2, 4, 5] and not fit.needless_d2t
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("config", "words"),
     [
-        ({"hidden_size": 128}, "width 128"),
-        ({"architectures": 5}, "architectures = 5"),
-        ({"architectures": "LlamaForCausalLMEagle3"}, "not a list"),
-        ({"draft_vocab_size": "256"}, "draft_vocab_size is '256'"),
-        ({"eagle_aux_hidden_state_layer_ids": [2, 15, 27]}, r"layers \[2, 15, 27\] of a target that has 4"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}, "reads 2 layers"),
-        ({"vocab_size": 300}, "vocab_size is 300"),
-        ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM, not one of"),
-        ({"architectures": None}, "not named"),
-        ({"draft_vocab_size": 512}, "draft_vocab_size is 512"),
+        (CONFIG | {"hidden_size": 128}, "width 128"),
+        (CONFIG | {"hidden_size": None}, "None, not a count"),
+        (CONFIG | {"target_hidden_size": 32}, "width 32"),
+        (CONFIG | {"architectures": 5}, "architectures = 5"),
+        (CONFIG | {"architectures": "LlamaForCausalLMEagle3"}, "not a list"),
+        (CONFIG | {"architectures": ["EagleLlamaForCausalLM"]}, "EagleLlamaForCausalLM, not one of"),
+        (CONFIG | {"architectures": None}, "not named"),
+        (CONFIG | {"draft_vocab_size": "256"}, "draft_vocab_size is '256'"),
+        (CONFIG | {"draft_vocab_size": 512}, "draft_vocab_size is 512"),
+        (CONFIG | {"vocab_size": 300}, "vocab_size is 300"),
+        (CONFIG | {"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+        (without(CONFIG, "num_attention_heads"), "num_attention_heads is None"),
+        (CONFIG | {"eagle_config": [1]}, r"eagle_config = \[1\]"),
+        (without(CONFIG, "model_type"), "model_type = None"),
+        (SPECULATORS | {"speculators_model_type": "peagle"}, "'peagle', not eagle3"),
+        (SPECULATORS | {"transformer_layer_config": None}, "transformer_layer_config = None"),
+        (SPECULATORS | {"transformer_layer_config": {"model_type": "gemma"}}, "'gemma'.* llama, qwen3"),
+        (SPECULATORS | {"draft_vocab_size": 64}, r"lm_head is \[128, 64\]"),
+        (CONFIG | {"quantization_config": {"quant_method": "awq"}}, "quantized by 'awq'"),
+        (CONFIG | {"quantization_config": 5}, "quantized by None"),
+        (CONFIG | {"quantization_config": {"quant_method": "quark"}}, "has no 'exclude'"),
+        (CONFIG | {"quantization_config": {"quant_method": "quark", "exclude": ["fc", "lm_head"]}}, "no exclusion that vLLM matches"),
     ],
 )
-def test_a_draft_of_another_target_is_refused(tmp_path: Path, target, change: dict[str, Any], words: str):
-    draft = write(tmp_path / "draft", {**DRAFT, **change})
+def test_a_draft_of_another_target_or_kind_is_refused(tmp_path: Path, target, config: dict[str, Any], words: str):
+    draft = write(tmp_path / "draft", config)
     with pytest.raises(ExperimentError, match=words) as caught:
         check_draft_fit(draft, target)
-    assert str(draft) in caught.value.what and caught.value.where == "draft.checkpoint"
+    assert str(draft) in caught.value.what and caught.value.where == f"draft.checkpoint: {draft}"
 
 
-@pytest.mark.parametrize(
-    ("tensors", "words"),
-    [
-        ({"fc.weight": (64, 100)}, r"fc is \[64, 100\]"),
-        ({"fc.weight": (32, 192)}, r"fc is \[32, 192\]"),
-        ({"other.weight": (64, 192)}, "hold no fc"),
-        ({"fc.weight": (64, 192), "lm_head.weight": (256, 64)}, r"lm_head is \[256, 64\], not \[128, 64\]"),
-        ({"fc.weight": (64, 192), "d2t": (64,)}, r"d2t is \[64\], not \[128\]"),
-    ],
-)
-def test_weights_of_another_shape_than_the_config_says_are_refused(tmp_path: Path, target, tensors: dict[str, tuple[int, ...]], words: str):
-    draft = write(tmp_path / "draft", DRAFT)
-    save_file({name: np.zeros(shape, np.float32) for name, shape in tensors.items()}, draft / "model.safetensors")
-    with pytest.raises(ExperimentError, match=words):
-        check_draft_fit(draft, target)
-    (draft / "model.safetensors").write_bytes(b"cut off")
-    with pytest.raises(ExperimentError, match="cannot be read"):
-        check_draft_fit(draft, target)
+@pytest.mark.parametrize(("config", "made"), [(SPECULATORS, tensors(layer="layers.0")), (CONFIG | LATENT, tensors(LATENT_ATTENTION))], ids=["Speculators", "MLA"])
+def test_a_draft_that_quark_has_quantized_fits_and_is_not_quantized_again(tmp_path: Path, target, config: dict[str, Any], made: dict[str, np.ndarray]):
+    from raysd.backends.quark import quantize_checkpoint
+    from raysd.checks.draft_served import served_draft
+    from raysd.quantization.quantize import rewrite_exclusions
+
+    fp8 = tmp_path / "fp8"
+    quantize_checkpoint(served_draft(write(tmp_path / "draft", config, made), target, None, tmp_path / "scratch"), fp8, "ptpc_fp8", ["fc", "lm_head"])
+    with pytest.raises(ExperimentError, match="no exclusion that vLLM matches"):
+        check_draft_fit(fp8, target)
+    rewrite_exclusions(fp8)
+    assert served_draft(fp8, target, None, tmp_path / "unused") == fp8
+    with pytest.raises(ExperimentError, match="quantized already, by 'quark'") as caught:
+        check_draft_fit(fp8, target, quantizes=True)
+    assert "remove `quantize:`" in caught.value.fix
+
+
+def test_an_mla_draft_always_reads_several_layers(tmp_path: Path, target):
+    config = CONFIG | LATENT | {"eagle_config": {"use_aux_hidden_state": False}}
+    with pytest.raises(ExperimentError, match="always reads several layers"):
+        check_draft_fit(write(tmp_path / "draft", config, tensors(LATENT_ATTENTION)), target)
 
 
 def test_a_folder_that_is_no_draft_is_refused(tmp_path: Path):
     with pytest.raises(ExperimentError, match="cannot be read"):
         identify_draft(tmp_path / "absent")
-    draft = write(tmp_path / "draft", DRAFT)
+    draft = write(tmp_path / "draft", CONFIG)
     (draft / "model.safetensors").unlink()
     with pytest.raises(ExperimentError, match="no safetensors"):
         identify_draft(draft)
+    for text, words in (("[1]", "no object"), ("{", "cannot be read")):
+        (draft / "config.json").write_text(text)
+        with pytest.raises(ExperimentError, match=words):
+            identify_draft(draft)
 
 
 def test_the_identity_follows_the_content_and_not_the_path(tmp_path: Path):
-    first, second = write(tmp_path / "one", DRAFT), write(tmp_path / "two", DRAFT)
+    first, second = write(tmp_path / "one", CONFIG), write(tmp_path / "two", CONFIG)
     assert identify_draft(first) == identify_draft(second)
     (second / "model.safetensors").write_bytes(b"weightz")
     assert identify_draft(first) != identify_draft(second)
