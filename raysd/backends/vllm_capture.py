@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from raysd.backends.cpu_engine import cpu_environment, share
+from raysd.backends.devices import engine_environment
 from raysd.backends.process_group import end_group, exit_words
 from raysd.errors import EngineError, ExperimentError
 from raysd.experiment import Experiment
@@ -53,6 +54,7 @@ def engine_arguments(experiment: Experiment, target: Path, layer_ids: list[int],
         "max_num_batched_tokens": max(section.max_model_len, 4096), "enable_prefix_caching": False, "enable_chunked_prefill": False,
         "enforce_eager": True,  # one pass over the prompts does not earn back a compilation
         "disable_log_stats": True, "generation_config": "vllm",
+        "scheduler_cls": "raysd.backends.capture_scheduler.CaptureScheduler", "async_scheduling": False,
         "speculative_config": {"method": "extract_hidden_states", "num_speculative_tokens": 1,
                                "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": layer_ids}}},
         "kv_transfer_config": {"kv_connector": "RaysdHiddenStatesConnector", "kv_connector_module_path": "raysd.backends.hidden_states_connector",
@@ -78,6 +80,8 @@ class Worker:
         if experiment.hardware.name == "cpu":
             cores = share(cores, experiment.capture.engines)[number]
             environment = cpu_environment(environment, cores, experiment.target.tensor_parallel)
+        else:
+            environment = engine_environment(environment)
         self.connection, theirs = Pipe()
         with theirs:
             self._process = subprocess.Popen([sys.executable, "-m", "raysd.backends.capture_worker", str(theirs.fileno())], stdin=subprocess.PIPE,
