@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from raysd.experiment import Experiment
+
+if TYPE_CHECKING:
+    from raysd.artifacts.store import ArtifactKey
 
 
 class Progress(Protocol):
@@ -37,6 +40,15 @@ class Kept(Protocol):
 
 
 @dataclass(frozen=True)
+class Stored:
+    """Where a process on another machine opens an artifact. It can be pickled."""
+
+    store: str
+    """As `--store` takes it."""
+    key: ArtifactKey
+
+
+@dataclass(frozen=True)
 class StageRun:
     """One run of a stage. The function writes files into `out` and returns metrics; it never touches the store itself."""
 
@@ -56,6 +68,8 @@ class StageRun:
     """Raises LeaseLostError if another run has taken the stage over."""
     whole: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
     """`with run.whole():` what an interruption must not cut in two: SIGTERM and Ctrl-C wait until its end."""
+    elsewhere: Mapping[str, Stored] = field(default_factory=dict)
+    """Inputs, by stage, whose folder is this machine's own; all others are on a file system that the machines share."""
 
 
 StageFunction = Callable[[StageRun], dict[str, Any]]

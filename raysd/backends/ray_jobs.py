@@ -23,7 +23,7 @@ from typing import Any
 import raysd
 from raysd.errors import ExperimentError, RaysdError, TryAgainError
 from raysd.experiment import Experiment, dump_experiment
-from raysd.experiment.hardware import HardwareSection, StageResources
+from raysd.experiment.hardware import StageResources
 from raysd.pipeline.runner import Job, JobExistsError, JobOutcome
 
 STOP_WAIT_S = 30
@@ -51,7 +51,7 @@ def connect_jobs(address: str, experiment: Experiment, store: str) -> Iterator[R
     """
     with tempfile.TemporaryDirectory(prefix="raysd-") as scratch:
         working_dir = pack_working_dir(Path(scratch) / "job", experiment)
-        yield RayJobClient(_job_submission_client(address), working_dir, store, experiment.hardware)
+        yield RayJobClient(_job_submission_client(address), working_dir, store, experiment)
 
 
 def pack_working_dir(folder: Path, experiment: Experiment) -> Path:
@@ -75,6 +75,12 @@ def entrypoint(stage: str, store: str, attempt: int) -> str:
     return f"exec {python} jobs/{stage}.py --experiment experiment.yaml --store {shlex.quote(store)} --attempt {attempt}"
 
 
+def job_resources(experiment: Experiment, stage: str) -> StageResources:
+    """What the job of a stage reserves: nothing for a training whose workers do, each for itself."""
+    shared = stage == "train" and experiment.train is not None and experiment.train.workers > 1
+    return StageResources() if shared else experiment.hardware.of_stage(stage)
+
+
 def resource_options(resources: StageResources) -> dict[str, Any]:
     """What a stage asks for, as `submit_job` takes it; nothing asked is nothing passed, so that the job runs on the head."""
     asked = {
@@ -89,11 +95,11 @@ def resource_options(resources: StageResources) -> dict[str, Any]:
 class RayJobClient:
     """The runner's JobClient over Ray's JobSubmissionClient."""
 
-    def __init__(self, client: Any, working_dir: Path, store: str, hardware: HardwareSection) -> None:
+    def __init__(self, client: Any, working_dir: Path, store: str, experiment: Experiment) -> None:
         self._client = client
         self._working_dir = working_dir
         self._store = store
-        self._hardware = hardware
+        self._experiment = experiment
 
     def attempts(self, prefix: str) -> list[int]:
         with _explained("listing jobs"):
@@ -104,7 +110,7 @@ class RayJobClient:
         runtime_env = {
             "working_dir": str(self._working_dir),
             "py_modules": [str(PACKAGE)],
-            "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S), **self._hardware.env},
+            "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S), **self._experiment.hardware.env},
         }
         stage = job.stage
         with _explained(f"submitting {job.id}"):
@@ -116,7 +122,7 @@ class RayJobClient:
                     submission_id=job.id,
                     runtime_env=runtime_env,
                     metadata={"experiment": stage.experiment, "stage": stage.name, "fingerprint": stage.fingerprint, "attempt": str(job.attempt)},
-                    **resource_options(self._hardware.of_stage(stage.name)),
+                    **resource_options(job_resources(self._experiment, stage.name)),
                 )
             except RuntimeError as err:
                 if "already exists" in str(err):

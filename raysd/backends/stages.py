@@ -29,23 +29,31 @@ def _capture(run: StageRun) -> dict[str, Any]:
 
 
 def _train(run: StageRun) -> dict[str, Any]:
+    if run.experiment.capture.mode == "stream":
+        from raysd.backends.stream_capture import stream_engine
+        from raysd.draft.streaming import train_on_stream
+
+        return train_on_stream(run, _served_acceptance(run, run.experiment.train.served_tokens), stream_engine)
+    from raysd.backends.ray_training import learn_on_workers
     from raysd.draft.train import train
 
-    return train(run, _served_acceptance(run, run.experiment.train.served_tokens))
+    return train(run, _served_acceptance(run, run.experiment.train.served_tokens), learn_on_workers)
 
 
 def _quantize(run: StageRun) -> dict[str, Any]:
     from raysd.backends.quark import quantize_checkpoint
+    from raysd.checks.draft_served import with_served_draft
     from raysd.quantization.quantize import quantize
 
-    return quantize(run, quantize_checkpoint, _served_acceptance(run, run.experiment.quantize.served_tokens))
+    return quantize(with_served_draft(run), quantize_checkpoint, _served_acceptance(run, run.experiment.quantize.served_tokens))
 
 
 def _sweep(run: StageRun) -> dict[str, Any]:
     from raysd.backends.vllm_server import start_servers
+    from raysd.checks.draft_served import with_served_draft
     from raysd.sweep.sweep import sweep
 
-    return sweep(run, start_servers)
+    return sweep(with_served_draft(run), start_servers)
 
 
 def _report(run: StageRun) -> dict[str, Any]:

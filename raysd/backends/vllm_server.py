@@ -15,6 +15,7 @@ from pathlib import Path
 
 from raysd.backends import keeper
 from raysd.backends.cpu_engine import cpu_environment
+from raysd.backends.devices import engine_environment
 from raysd.backends.engine_log import telling_lines
 from raysd.backends.process_group import end_group, exit_words
 from raysd.draft.acceptance import AcceptanceCounts
@@ -66,6 +67,8 @@ def server_environment(spec: EngineSpec, base: Mapping[str, str]) -> dict[str, s
     environment = {**base, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}  # the target is a folder: nothing is to be fetched
     if spec.hardware == "cpu":
         environment = cpu_environment(environment, sorted(os.sched_getaffinity(0)), spec.tensor_parallel)
+    else:
+        environment = engine_environment(environment)
     return {**environment, **spec.settings.env}
 
 

@@ -25,6 +25,7 @@ class Batch:
     """[M, H] the target's last hidden state at t + 1, un-normed: it decides token t + 2."""
 
 
+ROWS_AT_ONCE = 512
 ROW_BUCKET = 64
 """Training rounds the rows of a batch up to this: oneDNN builds a kernel for each shape it meets, and thousands of shapes halve the speed on CPU."""
 
@@ -63,16 +64,24 @@ def pack(conversations: Sequence[Conversation], steps: int, device: torch.device
 
 
 class TargetHead:
-    """The target's own next-token distribution, restricted to the draft's vocabulary: the soft targets."""
+    """The target's own next-token distribution over the draft's vocabulary: the soft targets."""
 
-    def __init__(self, norm_H: torch.Tensor, head_VH: torch.Tensor, eps: float) -> None:
-        """norm: the target's final norm; head: its rows for the draft's vocabulary."""
-        self.norm_H, self.head_VH, self.eps = norm_H, head_VH, eps
+    def __init__(self, norm_H: torch.Tensor, head_VH: torch.Tensor, eps: float, vocabulary: torch.Tensor | None = None) -> None:
+        """norm: the target's final norm; head: its rows for the draft's vocabulary. With a vocabulary (target ids of the draft's tokens), head is the whole
+        one, and a token's probability is that among all tokens: a row then sums to less than 1.
+        """
+        self.norm_H, self.head_VH, self.eps, self.vocabulary = norm_H, head_VH, eps, vocabulary
 
-    def log_probabilities(self, states_MH: torch.Tensor) -> torch.Tensor:
-        """[M, V] float32, normalised over the draft's vocabulary."""
-        normed = F.rms_norm(states_MH.float(), self.norm_H.shape, self.norm_H.float(), self.eps).to(self.head_VH.dtype)
-        return torch.log_softmax((normed @ self.head_VH.T).float(), dim=-1)
+    @torch.no_grad()
+    def probabilities(self, states_MH: torch.Tensor) -> torch.Tensor:
+        """[M, V] float32."""
+        found = torch.empty(len(states_MH), len(self.head_VH) if self.vocabulary is None else len(self.vocabulary), device=states_MH.device)
+        for start in range(0, len(states_MH), ROWS_AT_ONCE):  # the whole vocabulary's logits of all rows would be the largest tensor of a step
+            part = slice(start, start + ROWS_AT_ONCE)
+            normed = F.rms_norm(states_MH[part].float(), self.norm_H.shape, self.norm_H.float(), self.eps).to(self.head_VH.dtype)
+            among_all = torch.softmax(normed @ self.head_VH.T, dim=-1, dtype=torch.float32)
+            found[part] = among_all if self.vocabulary is None else among_all[:, self.vocabulary]
+        return found
 
 
 def shifted(rows: Rows, per_row: torch.Tensor, step: int) -> torch.Tensor:

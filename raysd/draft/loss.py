@@ -1,4 +1,7 @@
-"""The training loss: soft cross-entropy at every draft step, over the steps that vLLM will draft."""
+"""The training loss over the steps that vLLM will draft, and what is right at each of them.
+
+Axes as in model.py and batch.py; R rows of one draft step.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +9,119 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from raysd.draft.batch import Batch, TargetHead, shifted
-from raysd.draft.model import Eagle3Draft
+from raysd.draft.model import Eagle3Draft, Unrolling
+from raysd.experiment.train import TrainSection
 from raysd.hidden_states.shards import Conversation
+
+ROWS_AT_ONCE = 64
+LK_ETA = 3.0
+"""How fast the LK hybrid turns from KL to total variation; the best of arXiv 2602.23881."""
 
 
 @dataclass
-class StepLosses:
-    """The loss to minimise, and per draft step what it is made of."""
+class Unrolled:
+    """What a batch came to."""
 
     loss: torch.Tensor
+    """To minimise: the sum over draft steps, weighted; this batch's share of it."""
     per_step: list[float]
-    """Soft cross-entropy of each draft step, in nat: the mean over the rows that count, or this batch's share of it."""
+    """Loss of each draft step, in nat: this batch's share of the mean over the rows that count."""
+    hits: Hits | None
+    """None unless asked for."""
 
 
-class SoftCrossEntropy(torch.autograd.Function):
-    """Weighted sum over rows of the cross-entropy of logits [R, V] against probabilities [R, V], in nat; weights [R].
+@dataclass(frozen=True)
+class Hits:
+    """Counts by draft step, over rows whose tokens are known. They add up over batches and workers."""
 
-    By hand, because rows times vocabulary is the largest tensor of a step: softmax - wanted is the whole gradient, computed in place while the
-    forward pass still holds the softmax, instead of kept and gone over four more times by autograd.
+    known: tuple[int, ...]
+    """Rows whose token at this step is known."""
+    right: tuple[int, ...]
+    """Of those, rows whose most likely token is the captured one."""
+    reached: tuple[int, ...]
+    """Of those known, rows that are right at all steps before."""
+    through: tuple[int, ...]
+    """Of those reached, rows that are right here too: what a server would accept if it drafted from every row."""
+
+    def __add__(self, other: Hits) -> Hits:
+        return Hits(*(tuple(a + b for a, b in zip(mine, theirs, strict=True)) for mine, theirs in zip(self.parts(), other.parts(), strict=True)))
+
+    def parts(self) -> tuple[tuple[int, ...], ...]:
+        """The four tuples, in the order of the fields."""
+        return self.known, self.right, self.reached, self.through
+
+    def figures(self) -> dict[str, float]:
+        """By position from 1: `accuracy_i` of each alone, `conditional_i` given those before, `cumulative_i` with those before; and
+        `simulated_acceptance_length`, 1 + the sum of the cumulative ones."""
+        rows = list(zip(*self.parts(), strict=True))
+        figures = {}
+        for position, (known, right, reached, through) in enumerate(rows, start=1):
+            figures |= {f"accuracy_{position}": right / max(1, known), f"conditional_{position}": through / max(1, reached),
+                        f"cumulative_{position}": through / max(1, known)}
+        return figures | {"simulated_acceptance_length": 1 + sum(through / max(1, known) for known, _, _, through in rows)}
+
+
+class SoftCrossEntropy:
+    """Cross-entropy of logits against the target's probabilities, in nat, with its gradient."""
+
+    @staticmethod
+    def of(log_guessed: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[R] and [R, V], float32. log_guessed [R, V] may be overwritten."""
+        loss = -torch.linalg.vecdot(wanted, log_guessed)
+        return loss, log_guessed.exp_().sub_(wanted)
+
+
+class LkHybrid:
+    """w KL + (1 - w) TV between the target's probabilities and the draft's, w = exp(-LK_ETA * overlap) of the row, held constant.
+
+    Probabilities of the target are those among its whole vocabulary, so a row sums to at most 1. The overlap sum_v min(p, q) is the probability of
+    acceptance when tokens are sampled, and 1 - TV (arXiv 2602.23881). KL stands for the cross-entropy, which differs from it by a constant.
     """
 
     @staticmethod
-    def forward(ctx, logits: torch.Tensor, wanted: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        log_guessed = torch.log_softmax(logits.float(), dim=-1)
-        with torch.autocast(logits.device.type, enabled=False):  # which would round to bf16, and the loss to three digits
-            loss = -(torch.linalg.vecdot(wanted, log_guessed) * weights).sum()
-        ctx.save_for_backward(log_guessed.exp_().sub_(wanted).mul_(weights[:, None]).to(logits.dtype))
-        return loss
+    def of(log_guessed: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """As SoftCrossEntropy's."""
+        cross_entropy = -torch.linalg.vecdot(wanted, log_guessed)
+        guessed = log_guessed.exp_()
+        overlap = torch.minimum(guessed, wanted).sum(-1)
+        blend = torch.exp(-LK_ETA * overlap)
+        below = guessed * (guessed < wanted)  # where more probability would add to the overlap
+        gradient = (blend[:, None] * (guessed * wanted.sum(-1, keepdim=True) - wanted)
+                    - (1 - blend)[:, None] * (below - guessed * below.sum(-1, keepdim=True)))
+        return blend * cross_entropy + (1 - blend) * (1 - overlap), gradient
+
+
+class RowsLoss(torch.autograd.Function):
+    """Weighted sum over rows of one of the losses.
+
+    By hand, because rows times vocabulary are the largest tensors of a step: the gradient is known while the forward pass holds the softmax, instead of
+    being gone over four more times by autograd. And a few rows at a time, so that on a CPU they stay in its cache.
+    """
 
     @staticmethod
-    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+    def forward(ctx, kind: type[SoftCrossEntropy] | type[LkHybrid], logits: torch.Tensor, probabilities: torch.Tensor, rows: torch.Tensor,
+                weights: torch.Tensor) -> torch.Tensor:
+        """logits [R, V]; row r is compared with probabilities[rows[r]], the target's, float32, and weighs weights[r]."""
+        total, gradient = torch.zeros((), device=logits.device), torch.empty_like(logits)
+        with torch.autocast(logits.device.type, enabled=False):  # which would round to bf16, and the loss to three digits
+            for start in range(0, len(logits), ROWS_AT_ONCE):
+                part = slice(start, start + ROWS_AT_ONCE)
+                losses, to_logits = kind.of(torch.log_softmax(logits[part], dim=-1, dtype=torch.float32), probabilities[rows[part]])
+                total += losses @ weights[part]
+                gradient[part] = to_logits.mul_(weights[part, None])
+        ctx.save_for_backward(gradient)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> tuple[None, torch.Tensor, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient * grad.to(gradient.dtype), None, None
+        return None, gradient * grad.to(gradient.dtype), None, None, None
+
+
+LOSSES = {"kl": SoftCrossEntropy, "lk": LkHybrid}
 
 
 def counted_rows(conversations: Sequence[Conversation], token_to_draft: torch.Tensor, ttt_steps: int) -> list[int]:
@@ -48,24 +130,40 @@ def counted_rows(conversations: Sequence[Conversation], token_to_draft: torch.Te
     return [sum(int((token_to_draft[answer[step:]] >= 0).sum()) for answer in tokens) for step in range(ttt_steps)]
 
 
-def unrolled_loss(draft: Eagle3Draft, batch: Batch, target: TargetHead, token_to_draft: torch.Tensor, ttt_steps: int, ttt_decay: float,
-                  counted: Sequence[int]) -> StepLosses:
+def unrolled_loss(draft: Eagle3Draft, batch: Batch, target: TargetHead, token_to_draft: torch.Tensor, section: TrainSection, counted: Sequence[int],
+                  count_hits: bool = False) -> Unrolled:
     """Training-time test (EAGLE-3, arXiv 2503.01840): the draft runs on its own outputs with the captured tokens, and every step is scored.
 
     Step j weighs ttt_decay ** j. A row counts at step j if token t + 2 + j is known and in the draft's vocabulary: elsewhere the draft cannot be right
     (the mask of EAGLE-3's reference code). token_to_draft: int64 [target vocabulary], -1 outside. counted: the rows that the losses of each step are
     divided by (`counted_rows`), of all conversations whose losses are to be summed.
     """
-    with torch.no_grad():
-        soft_MV = target.log_probabilities(batch.last_states_MH).exp()
-    normed, unrolling = draft.first(batch.rows)
-    total, per_step = torch.zeros((), device=normed.device), []
-    for step in range(ttt_steps):
-        if step:
-            normed, unrolling = draft.next(batch.rows, unrolling, batch.ahead_SM[step])
+    every_row = torch.arange(len(batch.last_states_MH), device=batch.last_states_MH.device)
+    soft_MV = target.probabilities(batch.last_states_MH)
+
+    def scored(step: int, unrolling: Unrolling | None) -> tuple[torch.Tensor, torch.Tensor | None, Unrolling]:
+        normed, unrolling = draft.first(batch.rows) if unrolling is None else draft.next(batch.rows, unrolling, batch.ahead_SM[step])
+        logits = draft.logits(normed)
         counts = batch.known_SM[step + 1] & (token_to_draft[batch.ahead_SM[step + 1]] >= 0)
-        weights = counts / max(1, counted[step])
-        loss = SoftCrossEntropy.apply(draft.logits(normed), shifted(batch.rows, soft_MV, step), weights)
-        total = total + ttt_decay ** step * loss
+        loss = RowsLoss.apply(LOSSES[section.loss], logits, soft_MV, shifted(batch.rows, every_row, step), counts / max(1, counted[step]))
+        return loss, logits.detach().argmax(-1) if count_hits else None, unrolling
+
+    total, per_step, guesses, unrolling = torch.zeros((), device=every_row.device), [], [], None
+    for step in range(section.ttt_steps):
+        if section.activation_checkpointing:
+            loss, guess, unrolling = checkpoint(scored, step, unrolling, use_reentrant=False)
+        else:
+            loss, guess, unrolling = scored(step, unrolling)
+        total = total + section.ttt_decay ** step * loss
         per_step.append(float(loss.detach()))
-    return StepLosses(total, per_step)
+        guesses.append(guess)
+    return Unrolled(total, per_step, _hits(draft, batch, guesses) if count_hits else None)
+
+
+def _hits(draft: Eagle3Draft, batch: Batch, guesses: Sequence[torch.Tensor]) -> Hits:
+    right = torch.stack([draft.draft_to_target[guess] for guess in guesses]) == batch.ahead_SM[1:len(guesses) + 1]
+    known = batch.known_SM[1:len(guesses) + 1]
+    right &= known
+    through = right.to(torch.int64).cumprod(0).bool()
+    reached = known & torch.cat([torch.ones_like(through[:1]), through[:-1]])
+    return Hits(*(tuple(counts.sum(-1).tolist()) for counts in (known, right, reached, through)))

@@ -18,8 +18,13 @@ def conversation_order(count: int, wanted: int, seed: int) -> list[int]:
     order: list[int] = []
     epoch = 0
     while len(order) < wanted:
-        indices = list(range(count))
-        random.Random(f"{seed}:{epoch}").shuffle(indices)
-        order += indices
+        order += epoch_order(count, epoch, seed)
         epoch += 1
     return order[:wanted]
+
+
+def epoch_order(count: int, epoch: int, seed: int) -> list[int]:
+    """The indices of one epoch, 0-based, shuffled."""
+    indices = list(range(count))
+    random.Random(f"{seed}:{epoch}").shuffle(indices)
+    return indices

@@ -1,15 +1,16 @@
-"""A training on its way: what changes from step to step, and the checkpoints from which a later attempt goes on as if nothing had happened."""
+"""A training on its way: what changes from step to step, beside the weights and the optimiser's state."""
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
-from raysd.artifacts.stage import StageRun
+from raysd.artifacts.stage import Progress, StageRun
 from raysd.draft.acceptance import AcceptanceCounts
-from raysd.draft.model import Eagle3Draft
 
 NAMES = ("checkpoint-0.pt", "checkpoint-1.pt")
 """Written in turn: a kill in the middle of one leaves the other."""
@@ -17,89 +18,95 @@ NAMES = ("checkpoint-0.pt", "checkpoint-1.pt")
 
 @dataclass
 class Training:
-    """What a training has come to, beside the weights and the optimiser's state. Plain values and tensors: it goes to disk."""
+    """What a training has come to. Plain values and tensors: it goes to disk."""
 
     steps: int = 0
     tokens: int = 0
     elapsed_s: float = 0.0
     """Of all attempts, without what a killed one did after its last checkpoint."""
+    data_wait_s: float = 0.0
+    """Of that, what the first worker waited for conversations."""
     loss_sum: float = 0.0
     loss_count: int = 0
     """Steps since the last row of the curve; `loss_sum` is over them, in nat."""
     curve: list[dict[str, Any]] = field(default_factory=list)
-    """step, elapsed_s, loss (summed over draft steps, in nat), lr, conversations, tokens."""
+    """step, elapsed_s, loss (of the steps since the last row: summed over draft steps with their weights, in nat), lr, conversations, tokens, tokens_s,
+    data_wait_s, memory_bytes; of the row's own step: grad_norm, loss_1, loss_2, ... (nat) and the figures of `Hits`."""
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     """step, position, accuracy (teacher-forced), replay_acceptance_length, all on the choose split."""
-    best_step: int = 0
-    best_replay: dict[str, Any] = field(default_factory=dict)
-    """Metrics of the replay with the longest acceptance length; empty before the first."""
-    best_weights: dict[str, torch.Tensor] = field(default_factory=dict)
-    """The draft's at that step, on the CPU."""
+    candidates: list[dict[str, Any]] = field(default_factory=list)
+    """The last evaluated checkpoints, the newest last: step, replay (metrics of its walk), weights (the draft's, on the CPU)."""
     resumed_steps: list[int] = field(default_factory=list)
     """Steps at which an attempt went on from a checkpoint."""
 
-    def note_loss(self, lr: float, conversations: int) -> dict[str, Any]:
+    def note(self, **row: Any) -> dict[str, Any]:
         """Adds a row to the curve and returns it."""
-        row = {"step": self.steps, "elapsed_s": self.elapsed_s, "loss": self.loss_sum / self.loss_count, "lr": lr, "conversations": conversations, "tokens": self.tokens}
-        self.curve.append(row)
+        whole = {"step": self.steps, "elapsed_s": self.elapsed_s, "loss": self.loss_sum / self.loss_count, "tokens": self.tokens,
+                 "tokens_s": self.tokens / self.elapsed_s, "data_wait_s": self.data_wait_s, **row}
+        self.curve.append(whole)
         self.loss_sum, self.loss_count = 0.0, 0
-        return row
+        return whole
 
     def evaluated(self) -> bool:
         """Whether the draft was evaluated as it is now."""
         return bool(self.evaluations) and self.evaluations[-1]["step"] == self.steps
 
-    def note_evaluation(self, draft: Eagle3Draft, counts: AcceptanceCounts, accuracy: list[float]) -> bool:
-        """Adds rows to the evaluations, and keeps the weights if none were better; returns whether it did."""
+    def note_evaluation(self, weights: dict[str, torch.Tensor], counts: AcceptanceCounts, accuracy: list[float], keep: int) -> None:
+        """Adds rows to the evaluations, and the weights to the candidates, of which `keep` stay."""
         for position, value in enumerate(accuracy, start=1):
             self.evaluations.append({"step": self.steps, "position": position, "accuracy": value, "replay_acceptance_length": counts.acceptance_length})
-        better = not self.best_replay or counts.acceptance_length > self.best_replay["acceptance_length"]
-        if better:
-            self.best_step, self.best_replay = self.steps, counts.as_metrics()
-            self.best_weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in draft.state_dict().items()}
-        return better
+        candidate = {"step": self.steps, "replay": counts.as_metrics(), "weights": {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}}
+        self.candidates = [*self.candidates, candidate][-keep:]
 
 
-class Checkpoints:
-    """Keeps a training with its draft, its optimiser and torch's random numbers, and brings them back."""
+class Desk(Protocol):
+    """Where a training reports to and keeps its checkpoints."""
 
-    def __init__(self, run: StageRun, draft: Eagle3Draft, optimiser: torch.optim.Optimizer) -> None:
-        self._run, self._draft, self._optimiser = run, draft, optimiser
-        self._written = 0
-        self._kept = (0, False)
+    progress: Progress
 
-    def resume(self) -> Training:
-        """The training as the newest checkpoint left it, its draft, optimiser and random numbers set likewise; a new one if there is no checkpoint."""
-        newest = None
-        for path in filter(None, map(self._run.pieces.find, NAMES)):
-            document = torch.load(path, map_location="cpu", weights_only=True)
-            if newest is None or document["written"] > newest["written"]:
-                newest = document
-        if newest is None:
-            return Training()
-        training = Training(**newest["training"])
-        self._draft.load_state_dict(newest["draft"])
-        self._optimiser.load_state_dict(newest["optimiser"])
-        torch.set_rng_state(newest["rng"])
-        if self._on_gpu and newest["gpu_rng"] is not None:
-            torch.cuda.set_rng_state(newest["gpu_rng"])
-        self._written, self._kept = newest["written"], (training.steps, training.evaluated())
-        training.resumed_steps.append(training.steps)
-        return training
+    def note(self, row: dict[str, Any]) -> None:
+        """Takes a row of the training curve, for whoever watches."""
 
-    def keep(self, training: Training) -> None:
-        """Keeps the training, whole, unless it is kept already. Raises what Kept.keep raises."""
-        if self._kept == (training.steps, training.evaluated()):
-            return
-        name, path = NAMES[self._written % 2], self._run.work / "checkpoint.pt"
-        document = {"written": self._written + 1, "training": vars(training), "draft": self._draft.state_dict(), "optimiser": self._optimiser.state_dict(),
-                    "rng": torch.get_rng_state(), "gpu_rng": torch.cuda.get_rng_state() if self._on_gpu else None}
+    def keep(self, document: dict[str, Any]) -> None:
+        """Keeps a checkpoint, whole, in the place of the older of the two last ones."""
+
+    def newest(self) -> dict[str, Any] | None:
+        """The newest checkpoint that is whole, on the CPU; None if there is none."""
+
+
+class StageDesk:
+    """The desk in the stage's own process: checkpoints are pieces of the artifact, and the curve goes to TensorBoard, if that is installed."""
+
+    def __init__(self, run: StageRun) -> None:
+        self._run = run
+        self.progress = run.progress
+        self._board = _board(run.out / "tensorboard")
+
+    def note(self, row: dict[str, Any]) -> None:
+        """Writes a row at once, so that it is seen while the training goes on."""
+        if self._board is not None:
+            for name, value in row.items():
+                if name != "step":
+                    self._board.add_scalar(f"train/{name}", value, row["step"])
+            self._board.flush()
+
+    def keep(self, document: dict[str, Any]) -> None:
+        """Raises what Kept.keep raises."""
+        path = self._run.work / "checkpoint.pt"
         with self._run.whole():
             with path.open("wb") as file:  # not by its path: torch would then say of a full disk only that a position is unexpected
                 torch.save(document, file)
-            self._run.pieces.keep(name, path)
-            self._written, self._kept = self._written + 1, (training.steps, training.evaluated())
+            self._run.pieces.keep(NAMES[document["written"] % 2], path)
 
-    @property
-    def _on_gpu(self) -> bool:
-        return self._draft.embedding.device.type == "cuda"
+    def newest(self) -> dict[str, Any] | None:
+        documents = [torch.load(path, map_location="cpu", weights_only=True) for path in map(self._run.pieces.find, NAMES) if path is not None]
+        return max(documents, key=lambda document: document["written"], default=None)
+
+
+def _board(folder: Path) -> Any:
+    """TensorBoard's writer; None if it is not installed."""
+    if importlib.util.find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder))

@@ -69,30 +69,47 @@ def write_index(folder: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows), folder / "index.parquet")
 
 
-class Captured:
-    """Read access to a capture artifact: conversations of one split, each read when it is asked for.
+class Captured(Sequence[Conversation]):
+    """Read access to a capture artifact: conversations of one split, each read when it is asked for, and no file held open, so that memory does not grow
+    with the data.
 
     Those whose answer is a single token are left out: there is nothing in them that a draft could propose.
     """
 
-    def __init__(self, folder: Path, split: str) -> None:
+    def __init__(self, folder: Path, split: str, truncated: bool = True) -> None:
+        """truncated: whether to take answers that were cut off, too."""
+        import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
         self.folder = folder
-        self.rows = [row for row in pq.read_table(folder / "index.parquet").to_pylist() if row["split"] == split and row["tokens"] - row["prompt_tokens"] >= 2]
+        table = pq.read_table(folder / "index.parquet")
+        wanted = pc.and_(pc.equal(table["split"], split), pc.greater_equal(pc.subtract(table["tokens"], table["prompt_tokens"]), 2))
+        if not truncated:
+            wanted = pc.and_(wanted, pc.not_equal(table["finish_reason"], "length"))
+        self._table = table.filter(wanted)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self._table.num_rows
+
+    def tokens(self, index: int) -> int:
+        """How many tokens a conversation has."""
+        return self._table["tokens"][index].as_py()
 
     def token_ids(self) -> Iterator[tuple[torch.Tensor, int]]:
         """Token ids [T + 1] and prompt length of every conversation, without its states."""
-        for row in self.rows:
-            with safe_open(self.folder / row["shard"], "pt") as file:
-                start = row["token_offset"]
-                yield file.get_slice("token_ids")[start:start + row["tokens"]], row["prompt_tokens"]
+        shard, token_ids = None, None
+        for batch in self._table.to_batches():
+            for row in batch.to_pylist():
+                if row["shard"] != shard:
+                    shard = row["shard"]
+                    with safe_open(self.folder / shard, "pt") as file:
+                        token_ids = file.get_tensor("token_ids")
+                yield token_ids[row["token_offset"]:row["token_offset"] + row["tokens"]], row["prompt_tokens"]
 
     def __getitem__(self, index: int) -> Conversation:
-        row = self.rows[index]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        (row,) = self._table.slice(index, 1).to_pylist()
         with safe_open(self.folder / row["shard"], "pt") as file:
             token_ids = file.get_slice("token_ids")[row["token_offset"]:row["token_offset"] + row["tokens"]]
             states = file.get_slice("states")[row["state_offset"]:row["state_offset"] + row["tokens"] - 1]

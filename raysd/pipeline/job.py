@@ -18,7 +18,7 @@ import raysd
 from raysd.arguments import Parser, positive
 from raysd.artifacts import Record, Store, describe_files
 from raysd.artifacts.lease import Clock, HeldLease, utc_now
-from raysd.artifacts.stage import Kept, Progress, StageFunction, StageRun
+from raysd.artifacts.stage import Kept, Progress, StageFunction, StageRun, Stored
 from raysd.errors import ArtifactError, ExperimentError, RaysdError, StageError
 from raysd.experiment import load_experiment
 from raysd.pipeline.disk import check_disk
@@ -119,7 +119,8 @@ def run_stage(stage: Stage, chain: Chain, store: Store, function: StageFunction,
         progress("starting")
         started, begun = clock(), time.monotonic()
         metrics = function(StageRun(experiment=experiment, prompts=chain.prompts, inputs=inputs, pieces=_TruePieces(work.pieces, chain), work=work.scratch,
-                                    out=out, progress=progress, whole=whole))
+                                    out=out, progress=progress, whole=whole,
+                                    elsewhere={key.stage: Stored(store.uri, key) for key in stage.input_keys()} if store.home.remote else {}))
         elapsed_s = time.monotonic() - begun
         chain.check_unchanged()
         progress("publishing")

@@ -89,7 +89,7 @@ def check_experiment(experiment: Experiment) -> None:
     if shape is not None:
         _check_target_fits(experiment.target, shape)
         if experiment.draft.checkpoint is not None:
-            check_draft_fit(experiment.draft.checkpoint, shape)
+            check_draft_fit(experiment.draft.checkpoint, shape, experiment.draft.layer_ids, quantizes=experiment.quantize is not None)
         else:
             shape.aux_layers(experiment.draft.aux_layers)
 
@@ -151,16 +151,24 @@ def _model_of(target: dict[str, Any]) -> dict[str, Any]:
 
 def check_local_resources(experiment: Experiment, planned: Sequence[PlannedStage]) -> None:
     """Raises ExperimentError if a stage to run asks for what a Ray on this machine alone does not have: its job would wait for ever."""
-    cores = len(os.sched_getaffinity(0))
+    cores, train = len(os.sched_getaffinity(0)), experiment.train
+    if train is not None and train.workers > 1 and any(entry.stage.name == "train" and entry.state == "run" for entry in planned):
+        each = experiment.hardware.of_stage("train").cpus or 1  # as worker_resources in backends/ray_training.py has it
+        if train.workers * each > cores:
+            raise ExperimentError(what=f"{train.workers} workers ask for {each:g} CPU cores each, this machine has {cores}", where="train.workers",
+                                  fix="use fewer, or name a cluster that has them with --address")
     for entry in planned:
-        asked = experiment.hardware.resources.get(entry.stage.name)
-        if asked is None or entry.state != "run":
+        if entry.state != "run":
             continue
-        lacking = [f"{asked.cpus:g} CPU cores, this machine has {cores}"] if asked.cpus > cores else []
-        lacking += [f"the resource {name}, which only a cluster can declare" for name, amount in asked.custom.items() if amount > 0]
+        streams = entry.stage.name == "train" and experiment.capture.mode == "stream"
+        names = ["train", "capture"] if streams else [entry.stage.name]  # a stream's job holds both at once
+        asked = [experiment.hardware.of_stage(name) for name in names]
+        cpus = sum(each.cpus for each in asked)
+        lacking = [f"{cpus:g} CPU cores, this machine has {cores}"] if cpus > cores else []
+        lacking += [f"the resource {name}, which only a cluster can declare" for each in asked for name, amount in each.custom.items() if amount > 0]
         if lacking:
-            raise ExperimentError(what=f"the job of the stage {entry.stage.name} asks for {lacking[0]}", where=f"hardware.resources.{entry.stage.name}",
-                                  fix="ask for less, or name a cluster that has it with --address")
+            raise ExperimentError(what=f"the job of the stage {entry.stage.name} asks for {lacking[0]}",
+                                  where=" and ".join(f"hardware.resources.{name}" for name in names), fix="ask for less, or name a cluster that has it with --address")
 
 
 def _check_target_fits(section: TargetSection, shape: TargetShape) -> None:

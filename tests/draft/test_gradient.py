@@ -13,7 +13,7 @@ from raysd.experiment.train import TrainSection
 from tests.tiny_drafts import conversation, draft_and_target
 
 CONVERSATIONS = [conversation(tokens, 5, seed=tokens) for tokens in (15, 40, 22, 9, 31)]
-SECTION = TrainSection(conversations_per_step=5, ttt_steps=3, autocast="float32")
+SECTION = TrainSection(conversations_per_step=5, ttt_steps=3, precision="float32")
 
 
 def gradients_with(threads: int, section: TrainSection = SECTION) -> tuple[float, list[torch.Tensor]]:
@@ -21,14 +21,14 @@ def gradients_with(threads: int, section: TrainSection = SECTION) -> tuple[float
     draft, head, token_to_draft = draft_and_target()
     try:
         with StepGradient(draft, head, token_to_draft, section, threads, min(threads, 5)) as step_gradient:
-            return step_gradient(CONVERSATIONS), [parameter.grad for parameter in draft.parameters()]
+            return step_gradient(CONVERSATIONS, counted_rows(CONVERSATIONS, token_to_draft, 3)).loss, [parameter.grad for parameter in draft.parameters()]
     finally:
         torch.set_num_threads(before)
 
 
 def test_any_number_of_threads_gives_the_gradient_of_the_whole_step():
     draft, head, token_to_draft = draft_and_target()
-    losses = unrolled_loss(draft, pack(CONVERSATIONS, 3), head, token_to_draft, 3, 0.8, counted_rows(CONVERSATIONS, token_to_draft, 3))
+    losses = unrolled_loss(draft, pack(CONVERSATIONS, 3), head, token_to_draft, SECTION, counted_rows(CONVERSATIONS, token_to_draft, 3))
     expected = torch.autograd.grad(losses.loss, list(draft.parameters()))
     for threads in (1, 2, 3, 8):
         loss, got = gradients_with(threads)
@@ -38,7 +38,7 @@ def test_any_number_of_threads_gives_the_gradient_of_the_whole_step():
 
 
 def test_threads_give_the_same_bits_each_time():
-    section = SECTION.model_copy(update={"autocast": "bfloat16"})
+    section = SECTION.model_copy(update={"precision": "bfloat16"})
     first, *more = (gradients_with(3, section)[1] for _ in range(20))
     assert all(torch.equal(one, other) for gradients in more for one, other in zip(first, gradients, strict=True))
 
@@ -64,9 +64,9 @@ def test_nothing_is_computed_by_two_threads_at_once_before_one_has_computed_all_
     try:
         with StepGradient(draft, head, token_to_draft, SECTION, 3, 3) as step_gradient:
             assert len(step_gradient._pool._threads) == 3  # all set up, too
-            step_gradient(CONVERSATIONS)
+            step_gradient(CONVERSATIONS, [90, 80, 70])
             first = max(most)
-            step_gradient(CONVERSATIONS)
+            step_gradient(CONVERSATIONS, [90, 80, 70])
     finally:
         torch.set_num_threads(before)
     assert first == 1 and max(most) > 1

@@ -15,10 +15,11 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from raysd.draft import learn as learn_module
 from raysd.draft import train as train_module
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.draft.gradient import StepGradient
-from raysd.draft.unfinished import NAMES, Checkpoints, Training
+from raysd.draft.unfinished import NAMES, StageDesk
 from raysd.errors import StageError
 from raysd.experiment import load_experiment
 from raysd.hidden_states.shards import Conversation, write_index, write_shard
@@ -37,6 +38,10 @@ def served(folder: Path, prompts, k: int) -> AcceptanceCounts:
     return SERVED
 
 
+def no_workers(*arguments):
+    pytest.fail("one worker is the stage's own process")
+
+
 class Killed(Exception):
     """Stands for a kill -9: nothing of the stage runs after it."""
 
@@ -53,20 +58,24 @@ class Stage:
         stage = self
 
         class Struck(StepGradient):
-            def __call__(self, conversations):
+            def __call__(self, *arguments):
                 if stage.steps[-1] == at:
                     strike()
                 stage.steps[-1] += 1
                 stage.clock_s += STEP_S
-                return super().__call__(conversations)
+                share = super().__call__(*arguments)
+                if spoil:
+                    next(iter(self._draft.parameters())).grad[0] = float("nan")
+                return share
 
         self.steps.append(0)
+        spoil = changes.pop("spoil", [])
         self.clock_s = 1e6 / len(self.steps)  # each attempt's clock starts anywhere
         experiment = self.experiment.model_copy(update={"train": self.experiment.train.model_copy(update=changes)})
         with pytest.MonkeyPatch.context() as patch, attempt(self.stores / store, experiment, {"capture": self.captured}, whole=whole) as run:
-            patch.setattr(train_module, "StepGradient", Struck)
+            patch.setattr(learn_module, "StepGradient", Struck)
             self.out = run.out
-            return train_module.train(run, served, clock=lambda: self.clock_s)
+            return train_module.train(run, served, no_workers, clock=lambda: self.clock_s)
 
     def draft(self) -> dict[str, str]:
         """SHA-256 of the draft's files, as the last attempt wrote them."""
@@ -84,7 +93,7 @@ class Stage:
 def stage(experiment_document, tmp_path) -> Stage:
     tiny_llama(tmp_path / "tiny")
     section = {"steps": 6, "ttt_steps": 2, "conversations_per_step": 2, "evaluations": 3, "served_k": 2, "lr": 1e-2, "warmup_frac": 0.0,
-               "checkpoint_every_s": 1e9}
+               "checkpoint_every_s": 1e9, "truncated": "keep", "served_checkpoints": 1}
     document = experiment_document | {"target": {"model": str(tmp_path / "tiny"), "max_model_len": 128}, "train": section,
                                       "draft": {"vocab_size": 64, "aux_layers": [1, 2, 3], "intermediate_size": 128}}
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(document))
@@ -113,21 +122,71 @@ def killed():
     raise Killed
 
 
-def test_the_checkpoint_of_the_longest_replayed_acceptance_is_kept(stage, monkeypatch):
-    lengths, weights = iter([3, 9, 5]), []
+def test_of_the_last_checkpoints_the_one_that_vllm_accepts_most_of_is_the_draft(stage, monkeypatch):
+    replayed, weights, lengths = iter([9, 3, 5]), [], {4: 7, 6: 6}
 
     def scripted_replay(draft, conversations, k):
         weights.append(draft.fc.weight.detach().clone())
-        accepted = next(lengths)
+        accepted = next(replayed)
         return AcceptanceCounts(10, 20, accepted, (accepted, 0))
 
-    monkeypatch.setattr(train_module, "replay", scripted_replay)
-    metrics = stage()
-    assert metrics["steps"] == 6 and metrics["best_step"] == 4 and metrics["resumed_steps"] == []
-    assert metrics["replay"]["acceptance_length"] == pytest.approx(1.9) and metrics["served"] == SERVED.as_metrics()
+    def scripted_serving(folder, prompts, k):
+        step = 4 if torch.equal(load_file(folder / "model.safetensors")["fc.weight"], weights[1].to(torch.bfloat16)) else 6
+        return AcceptanceCounts(10, 20, lengths[step], (lengths[step], 0))
+
+    monkeypatch.setattr(learn_module, "replay", scripted_replay)
+    metrics = stage(served=scripted_serving, served_checkpoints=2)
+    assert metrics["steps"] == 6 and metrics["best_step"] == 4 and metrics["resumed_steps"] == []  # not 2, whose replay is the longest, nor 6, the last
+    assert metrics["replay"]["acceptance_length"] == pytest.approx(1.3) and metrics["served"]["acceptance_length"] == pytest.approx(1.7)
     saved = load_file(stage.out / "draft" / "model.safetensors")["fc.weight"]
     assert torch.equal(saved, weights[1].to(saved.dtype)) and not torch.equal(saved, weights[2].to(saved.dtype))
     assert pq.read_table(stage.out / "evaluations.parquet")["step"].to_pylist() == [2, 2, 4, 4, 6, 6]
+    table = pq.read_table(stage.out / "served.parquet").to_pylist()
+    assert [(row["step"], row["chosen"], round(row["acceptance_length"], 6)) for row in table] == [(4, True, 1.7), (6, False, 1.6)]
+
+
+def test_what_was_served_before_a_kill_is_not_served_again(stage):
+    calls = []
+
+    def serves_once(folder, prompts, k):
+        calls.append(folder.name)
+        if len(calls) == 2:
+            raise Killed
+        return SERVED
+
+    with pytest.raises(Killed):
+        stage(served=serves_once, served_checkpoints=2)
+    stage(served=serves_once, served_checkpoints=2)
+    assert calls == ["candidate-4", "candidate-6", "candidate-6"]
+
+
+def test_answers_that_were_cut_off_are_dropped_and_too_few_of_the_rest_are_refused(stage):
+    with pytest.raises(StageError, match="0 answers of the train split can be learned from, and 6 that were cut off are dropped: a step takes 2") as caught:
+        stage(truncated="drop")
+    assert "train.truncated: keep" in caught.value.fix
+    with pytest.raises(StageError, match="6 answers of the train split can be learned from: a step takes 7"):
+        stage(conversations_per_step=7)
+
+
+def test_the_curve_tells_of_every_position(stage):
+    metrics = stage(steps=20, evaluations=1)
+    curve, _ = stage.tables()
+    assert [row["step"] for row in curve] == [10, 20] and metrics["conversations"] == 6 and metrics["dropped"] == 0
+    for row in curve:
+        assert row["loss_1"] > 0 and row["loss_2"] > 0 and row["grad_norm"] > 0 and row["memory_bytes"] > 2**20 and row["data_wait_s"] >= 0
+        assert row["cumulative_1"] == row["accuracy_1"] == row["conditional_1"]
+        assert row["simulated_acceptance_length"] == pytest.approx(1 + row["cumulative_1"] + row["cumulative_2"])
+        assert row["cumulative_2"] <= row["cumulative_1"]
+
+
+def test_tensorboard_has_the_curve_whatever_struck_the_training(stage):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    with pytest.raises(Killed):
+        stage(strike=killed, at=12, checkpoint_every_s=STEP_S, steps=20, evaluations=1)
+    stage(steps=20, evaluations=1)
+    events = accumulator.EventAccumulator(str(stage.out / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [10, 20] and "train/simulated_acceptance_length" in events.Tags()["scalars"]
 
 
 def test_training_twice_gives_the_same_draft(stage):
@@ -138,9 +197,16 @@ def test_training_twice_gives_the_same_draft(stage):
 
 
 def test_a_loss_that_stops_being_a_number_ends_the_training_and_says_what_to_lower(stage):
-    with pytest.raises(StageError, match="loss is nan|loss is inf") as caught:
+    with pytest.raises(StageError, match="(loss|norm of the gradient) is (nan|inf) at step .*, in the batch of the prompts train.*is kept") as caught:
         stage(lr=1e30, steps=40)
     assert "train.lr" in caught.value.fix and not (stage.out / "draft").exists()
+
+
+def test_a_batch_that_makes_no_number_leaves_a_checkpoint_of_the_last_good_step(stage):
+    spoiled = []
+    with pytest.raises(StageError, match="is nan at step 4, .*; the checkpoint of step 3 is kept"):
+        stage(strike=lambda: spoiled.append(True), at=3, spoil=spoiled)
+    assert stage()["resumed_steps"] == [3] and stage.steps == [4, 3]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -164,7 +230,7 @@ def test_a_training_that_is_struck_at_any_steps_ends_as_if_it_had_not_been(stage
 
 def timed(row: dict) -> dict:
     """The row, with times that are equal up to rounding."""
-    return {name: pytest.approx(value) if name in ("elapsed_s", "tokens_s") else value for name, value in row.items()}
+    return {name: pytest.approx(value) if name in ("elapsed_s", "tokens_s", "data_wait_s") else pytest.approx(value, rel=2, abs=1) if name in ("memory_bytes", "serving_s") else value for name, value in row.items()}
 
 
 def test_an_interrupted_training_repeats_no_step(stage, signals):
@@ -182,7 +248,7 @@ def test_a_killed_training_repeats_what_came_after_its_last_checkpoint(stage):
     assert stage(steps=12, evaluations=1)["resumed_steps"] == [3, 5] and stage.steps == [5, 2, 7]
 
 
-def test_an_evaluation_that_finds_a_better_draft_leaves_a_checkpoint(stage):
+def test_an_evaluation_leaves_a_checkpoint(stage):
     with pytest.raises(Killed):
         stage(strike=killed, at=3)
     assert stage()["resumed_steps"] == [2] and stage.steps == [3, 4]
@@ -197,15 +263,17 @@ def test_a_damaged_checkpoint_leaves_the_one_before(stage):
 
 
 def test_a_kill_while_the_acceptance_is_measured_repeats_no_step(stage):
+    stage("uninterrupted")
+    draft, tables = stage.draft(), stage.tables()
+
     def dies(folder, prompts, k):
         raise Killed
 
     with pytest.raises(Killed):
         stage(served=dies)
-    draft, tables = stage.draft(), stage.tables()
     metrics = stage()
-    assert stage.steps == [6, 0] and metrics["resumed_steps"] == [6] and metrics["served"] == SERVED.as_metrics()
-    assert stage.draft() == draft and stage.tables() == tables
+    assert stage.steps == [6, 6, 0] and metrics["resumed_steps"] == [6] and metrics["served"] == SERVED.as_metrics()
+    assert stage.draft() == draft and stage.tables() == [[timed(row) for row in rows] for rows in tables]
 
 
 def test_the_time_budget_counts_over_attempts(stage, signals):
@@ -219,21 +287,9 @@ def test_the_time_budget_counts_over_attempts(stage, signals):
     assert metrics["steps"] == 5 and stage.steps == [5, 3, 2] and metrics["elapsed_s"] == pytest.approx(5 * STEP_S) and stage.draft() == draft
 
 
-def test_random_numbers_go_on_where_the_checkpoint_was_kept(stage, tmp_path):
-    draft = small_draft()
-    optimiser = torch.optim.AdamW(draft.parameters())
-    with attempt(tmp_path / "store", stage.experiment) as run:
-        Checkpoints(run, draft, optimiser).keep(Training(steps=1))
-        expected = torch.rand(3)
-        torch.manual_seed(5)
-        assert Checkpoints(run, draft, optimiser).resume() == Training(steps=1, resumed_steps=[1])
-        assert torch.equal(torch.rand(3), expected)
-
-
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which is always full")
 def test_a_full_disk_is_named(stage, tmp_path):
-    draft = small_draft()
     with attempt(tmp_path / "store", stage.experiment) as run:
         (run.work / "checkpoint.pt").symlink_to("/dev/full")
         with pytest.raises(OSError, match="No space left on device"):
-            Checkpoints(run, draft, torch.optim.AdamW(draft.parameters())).keep(Training(steps=1))
+            StageDesk(run).keep({"written": 1, "weights": small_draft().state_dict()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import threading
 
 import pytest
@@ -54,6 +55,18 @@ def test_what_a_local_ray_cannot_give_is_refused(write_experiment, tmp_path, ask
     with pytest.raises(ExperimentError, match=words) as caught:
         check_local_resources(experiment, plan(stages_of(experiment), Store(FolderHome(tmp_path / "runs"))))
     assert caught.value.where == "hardware.resources.train" and "--address" in caught.value.fix
+
+
+def test_the_job_of_a_stream_needs_what_both_its_parts_ask_for_at_once(write_experiment, tmp_path):
+    cores = len(os.sched_getaffinity(0))
+    changes = SHORT | {"hardware": {"resources": {"train": {"cpus": cores}, "capture": {"cpus": 1}}}}
+    store = Store(FolderHome(tmp_path / "runs"))
+    one_after_the_other = load_experiment(write_experiment(**changes))
+    check_local_resources(one_after_the_other, plan(stages_of(one_after_the_other), store))
+    stream = load_experiment(write_experiment(**changes | {"capture": {"mode": "stream", "max_tokens": 16}}))
+    with pytest.raises(ExperimentError, match=f"{cores + 1} CPU cores") as caught:
+        check_local_resources(stream, plan(stages_of(stream), store))
+    assert caught.value.where == "hardware.resources.train and hardware.resources.capture"
 
 
 class Hub:

@@ -1,0 +1,44 @@
+"""A stage's process as a driver of the Ray that its job runs in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+
+from raysd.backends.local_ray import LOOPBACK
+from raysd.errors import TryAgainError
+
+
+@contextlib.contextmanager
+def connected(doing: str, where: str) -> Iterator[None]:
+    """A connection to the cluster that this job runs in; outside of a job, a Ray of its own. On exit all that it started in Ray has been ended.
+
+    doing: what needs Ray, such as `the training`; where: the field that asks for it, for errors. Raises TryAgainError if Ray is not there, or fails within.
+    """
+    import ray
+
+    handler = signal.getsignal(signal.SIGTERM)
+    options = {"configure_logging": False}
+    if "RAY_ADDRESS" not in os.environ:
+        options |= {"address": "local", "include_dashboard": False, "_node_ip_address": LOOPBACK,
+                    "_system_config": {"automatic_object_spilling_enabled": False}}  # as in local_ray.py
+    try:
+        ray.init(**options)
+    except (ConnectionError, RuntimeError, TimeoutError, OSError) as err:
+        raise TryAgainError(what=f"{doing} did not reach Ray: {err}", where=where, fix="check that the cluster is up, and run again") from err
+    signal.signal(signal.SIGTERM, handler)  # Ray puts one of its own in its place
+    try:
+        yield
+    except ray.exceptions.RayError as err:
+        raise TryAgainError(what=f"Ray failed during {doing}: {last_line(err)}", where=where,
+                            fix="run again: the training goes on from its last checkpoint") from err
+    finally:
+        ray.shutdown()
+
+
+def last_line(error: BaseException) -> str:
+    """The end of what an error says, where Ray puts the reason."""
+    lines = str(error).strip().splitlines()
+    return lines[-1].strip() if lines else type(error).__name__
