@@ -1,7 +1,8 @@
 """One vLLM engine for capture, in a process of its own: `python -m raysd.backends.capture_worker FD`, started by vllm_capture.py.
 
-FD is a multiprocessing connection. In come the engine's arguments, then groups of prompts; out go None when the engine is ready, then a tuple for each
-answer, or a string that says what failed. When its standard input closes, which nobody but raysd holds, it ends with its whole process group.
+FD is a multiprocessing connection. In come the engine's arguments, then groups of prompts, as often as there are any; out go None when the engine is
+ready, then a tuple for each answer, or a string that says what failed. When its standard input closes, which nobody but raysd holds, it ends with its
+whole process group.
 """
 
 from __future__ import annotations
@@ -34,15 +35,22 @@ def main(connection: Connection) -> int:
         raise
     connection.send(None)
     try:
-        work = connection.recv()
-        for group in work["groups"]:
-            for answer in answers(engine, group, work["concurrency"], work["sampling"]):
-                connection.send(answer)
+        while (work := received(connection)) is not None:
+            for group in work["groups"]:
+                for answer in answers(engine, group, work["concurrency"], work["sampling"]):
+                    connection.send(answer)
     except Exception as err:
         connection.send(f"vLLM failed while it answered: {err}")
         raise
-    connection.poll(None)  # raysd ends this process when it has read everything
     return 0
+
+
+def received(connection: Connection) -> dict[str, Any] | None:
+    """What raysd asks for next; None if it has gone."""
+    try:
+        return connection.recv()
+    except EOFError:
+        return None
 
 
 def answers(engine: Any, prompts: list[tuple[int, list[int]]], concurrency: int, sampling: dict[str, Any]) -> Iterator[tuple[int, list[int], str, str]]:
@@ -72,6 +80,7 @@ def answers(engine: Any, prompts: list[tuple[int, list[int]]], concurrency: int,
             completion = output.outputs[0]
             yield (int(output.request_id), [*output.prompt_token_ids, *completion.token_ids], completion.finish_reason,
                    output.kv_transfer_params["hidden_states_path"])
+            last = time.monotonic()  # whoever takes the answers may be slow, and the engine is not to blame
         if not in_flight and not finished:
             return
         if not in_flight and time.monotonic() - last > STATES_TIMEOUT_S:

@@ -14,6 +14,7 @@ import os
 import secrets
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from unittest import mock
 
@@ -22,7 +23,7 @@ from raysd.errors import TryAgainError
 
 LOOPBACK = "127.0.0.1"
 OBJECT_STORE_BYTES = 150 * 2**20
-"""Stages hand over files, so the object store stays almost empty."""
+"""Stages hand over files; only a capture that is a stream has a use for it, and waits when it is full: what spills would be on a disk."""
 SHUTDOWN_PATIENCE_S = 30.0
 
 
@@ -68,21 +69,26 @@ def main(answer: int) -> int:
     """Ray's own process: starts it, writes one JSON line with `address` or `error` to the file descriptor, and shuts it down when its owner lets go."""
     import ray
     from ray._private import parameter, ray_constants
+    from ray._private.utils import write_ray_address
 
     # ray.init has no argument for the agent's port, whose default a second Ray on the machine could not have: jobs would find no agent.
     parameters = functools.partial(parameter.RayParams, dashboard_agent_listen_port=0)
-    with open(answer, "w", encoding="utf-8") as line:
+    with open(answer, "w", encoding="utf-8") as line, tempfile.TemporaryDirectory(prefix="raysd-", dir=os.environ.get("RAY_TMPDIR"), ignore_cleanup_errors=True) as folder:
         try:
             with mock.patch.object(parameter, "RayParams", parameters), mock.patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False):
                 context = ray.init(address="local", include_dashboard=True, dashboard_host=LOOPBACK, _node_ip_address=LOOPBACK,
                                    num_cpus=len(os.sched_getaffinity(0)), object_store_memory=OBJECT_STORE_BYTES, log_to_driver=False,
-                                   configure_logging=False)
+                                   configure_logging=False, _temp_dir=folder, _system_config={"automatic_object_spilling_enabled": False})
         except (ConnectionError, RuntimeError, TimeoutError, OSError) as err:
             print(json.dumps({"error": str(err)}), file=line)
             return 1
-        print(json.dumps({"address": f"http://{context.address_info['webui_url']}"}), file=line)
-    sys.stdin.buffer.read()  # nobody writes: it returns when the owner closes it, or has ended
-    ray.shutdown()
+        # As `ray start` does. Without it Ray tells its jobs the address of whichever Ray it finds on the machine first; in a folder of our own, since what
+        # is in the default one is for everybody.
+        write_ray_address(context.address_info["gcs_address"], folder)
+        print(json.dumps({"address": f"http://{context.address_info['webui_url']}"}), file=line, flush=True)
+        line.close()
+        sys.stdin.buffer.read()  # nobody writes: it returns when the owner closes it, or has ended
+        ray.shutdown()
     return 0
 
 

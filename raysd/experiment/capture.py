@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
-from raysd.experiment.section import Section
+from raysd.experiment.section import Placement, Section
 
 
 class CaptureSection(Section):
-    """All of it changes the result: how answers are batched decides the last bits of their states, and with them a choice between two near tokens."""
+    """All but `queue_bytes` changes the result: how answers are batched decides the last bits of their states, and with them a choice between two near tokens."""
 
+    mode: Literal["disk", "stream"] = "disk"
+    """`disk`: a stage of its own writes all states, and training reads them as often as it likes. `stream`: the train stage answers the prompts while it
+    learns from them, anew in every epoch, and no state touches a disk: for more states than a disk holds."""
     max_tokens: int = Field(256, ge=4)
     """Longest answer, in tokens."""
     temperature: float = Field(0.0, ge=0)
@@ -25,14 +30,19 @@ class CaptureSection(Section):
     concurrency: int = Field(256, ge=1)
     """Conversations that the engines hold at once, all together."""
     shard_conversations: int = Field(256, ge=1)
-    """Conversations in one shard file; no batch holds conversations of two."""
+    """Conversations in one shard file; no batch holds conversations of two. In a stream, which has no files, as many are answered together."""
     kv_cache_bytes: int = Field(4 * 2**30, ge=2**26)
     """Memory of the KV caches on CPU, hidden states included; what does not fit at once waits."""
+    queue_bytes: Placement[int] = Field(100 * 2**20, ge=2**20)
+    """In a stream: the most that states which wait for training take of Ray's object store; the engines wait when it is reached. The local Ray's store has
+    150 MiB, a cluster's by default a third of each node's memory."""
 
     @model_validator(mode="after")
     def _fields_with_an_effect(self) -> CaptureSection:
         if self.seed and self.temperature == 0:
             raise ValueError(f"seed: {self.seed} has no effect at temperature 0; remove it, or raise the temperature")
+        if self.mode == "disk" and self.queue_bytes != type(self).model_fields["queue_bytes"].default:
+            raise ValueError("queue_bytes: has no effect without mode: stream; remove it")
         if self.engines > self.concurrency:
             raise ValueError(f"engines: {self.engines} are more than concurrency = {self.concurrency}: some would have nothing to do")
         return self

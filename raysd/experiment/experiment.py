@@ -39,7 +39,7 @@ class Experiment(Section):
             for name in ("capture", "train"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name}: has no effect, since draft.checkpoint names a finished draft; remove one of the two")
-            given = [name for name in type(self.draft).model_fields if name != "checkpoint" and getattr(self.draft, name) != getattr(DraftSection(), name)]
+            given = [name for name in type(self.draft).model_fields if name not in ("checkpoint", "layer_ids") and getattr(self.draft, name) != getattr(DraftSection(), name)]
             if given:
                 raise ValueError(f"draft.{given[0]}: has no effect, since draft.checkpoint names a finished draft; remove one of the two")
         elif "bf16" in self.sweep.arms or "fp8" in self.sweep.arms:
@@ -50,6 +50,11 @@ class Experiment(Section):
                     )
         if self.train is not None and self.capture is None:
             raise ValueError("train: has nothing to learn from; add `capture: {}` or remove the section")
+        if self.capture is not None and self.capture.mode == "stream":
+            if self.train is None:
+                raise ValueError("capture.mode: a stream needs a training that takes it; add `train: {}`, or use mode: disk")
+            if self.train.workers > 1:
+                raise ValueError(f"capture.mode: a stream feeds one worker, train.workers is {self.train.workers}; use mode: disk, or one worker")
         if self.capture is not None and self.capture.engines > 1 and self.hardware.name != "cpu":
             raise ValueError("capture.engines: several engines are for hardware.name: cpu, where they share the cores; use 1")
         if self.quantize is not None and self.train is None and self.draft.checkpoint is None:

@@ -11,7 +11,7 @@ from raysd.artifacts.store import RUN
 from raysd.experiment import Experiment
 from raysd.prompts.prompt_set import PromptSet
 
-VERSIONS = {"capture": 1, "train": 2, "quantize": 1, "sweep": 1, "report": 1}
+VERSIONS = {"capture": 2, "train": 3, "quantize": 1, "sweep": 1, "report": 1}
 """Stage to the version of its code, in the order they run: raise it when new code makes something else of the same inputs."""
 
 OURS = (*VERSIONS, RUN)
@@ -50,7 +50,8 @@ def build_stages(
     """The stages that an experiment needs, in the order they run.
 
     target: what `identify_target` says. checkpoint: what `identify_draft` says of `draft.checkpoint`, if there is one.
-    A stage is there when the experiment has its section; sweep and report always are. The sweep reads only the drafts of its arms.
+    A stage is there when the experiment has its section; sweep and report always are. A capture that is a stream is part of the train stage. The sweep
+    reads only the drafts of its arms.
     """
     stages: dict[str, Stage] = {}
 
@@ -62,30 +63,29 @@ def build_stages(
     engine = experiment.sweep.engine
     devices = {"hardware": experiment.hardware.name, "tensor_parallel": experiment.target.tensor_parallel}  # others round sums differently
     draft: tuple[str, ...] = ("train",) if checkpoint is None else ()
-    finished = {} if checkpoint is None else {"checkpoint": checkpoint}
-    if experiment.capture is not None:
-        add(
-            "capture",
-            {
-                "target": target,
-                **devices,
-                "engine": {"env": engine.env} | ({} if experiment.hardware.name == "cpu" else {"gpu_memory_frac": engine.gpu_memory_frac}),
-                "draft": {"aux_layers": experiment.draft.aux_layers},
-                "capture": experiment.capture.result_values(),
-                "prompts": prompts.fingerprint("train", "choose"),
-            },
-            (),
-        )
-    if experiment.train is not None:
-        add(
-            "train",
-            {
-                "engine": engine.for_acceptance().result_values(),
-                "draft": experiment.draft.result_values(),
-                "train": experiment.train.result_values(),
-            },
-            ("capture",),
-        )
+    finished = {} if checkpoint is None else {"checkpoint": checkpoint, "layer_ids": experiment.draft.layer_ids}
+    capture, train = experiment.capture, experiment.train
+    captured = {} if capture is None else {
+        "target": target,
+        **devices,
+        "engine": {"env": engine.env} | ({} if experiment.hardware.name == "cpu" else {"gpu_memory_frac": engine.gpu_memory_frac}),
+        "draft": {"aux_layers": experiment.draft.aux_layers},
+        "capture": capture.result_values(),
+        "prompts": prompts.fingerprint("train", "choose"),
+    }
+    trained = {} if train is None else {
+        "engine": engine.for_acceptance().result_values(),
+        "draft": experiment.draft.result_values(),
+        "train": train.result_values(),
+    }
+    if capture is not None and capture.mode == "stream":
+        # The train stage is both. What training says of the engine and the draft is more of the same.
+        add("train", {**captured, "capture_version": VERSIONS["capture"], **trained}, ())
+    else:
+        if capture is not None:
+            add("capture", captured, ())
+        if train is not None:
+            add("train", trained, ("capture",))
     if experiment.quantize is not None:
         add(
             "quantize",

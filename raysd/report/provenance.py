@@ -52,7 +52,8 @@ def _made(stage: str, metrics: Mapping[str, Any]) -> str:
             ("bf16_file_bytes", lambda v: f"in BF16 {formats.size(v)}"),
         ],
     }
-    return ", ".join(phrase(metrics[key]) for key, phrase in phrases.get(stage, []) if metrics.get(key) is not None)
+    made = ", ".join(phrase(metrics[key]) for key, phrase in phrases.get(stage, []) if metrics.get(key) is not None)
+    return f"{made}; captured meanwhile: {_made('capture', metrics['capture'])}" if "capture" in metrics else made
 
 
 def _length(value: int | Sequence[str]) -> int:

@@ -62,10 +62,14 @@ def stages(tmp_path: Path, write_experiment: Callable[..., Path]) -> Callable[..
             },
         ),
         ({"sweep": {"arms": ["none"]}, "capture": None, "train": None, "quantize": None}, {"sweep": (), "report": ("sweep",)}),
+        (
+            {"capture": {"mode": "stream"}},
+            {"train": (), "quantize": ("train",), "sweep": ("train", "quantize"), "report": ("train", "quantize", "sweep")},
+        ),
         (DRAFT, {"quantize": (), "sweep": ("quantize",), "report": ("quantize", "sweep")}),
         ({**DRAFT, "quantize": None, "sweep": {"arms": ["none", "bf16"]}}, {"sweep": (), "report": ("sweep",)}),
     ],
-    ids=["all arms", "bf16 only", "fp8 only", "none only", "finished draft", "finished draft, bf16 only"],
+    ids=["all arms", "bf16 only", "fp8 only", "none only", "a stream", "finished draft", "finished draft, bf16 only"],
 )
 def test_only_the_stages_that_are_needed_are_there(stages, changes: dict[str, Any], expected: dict[str, tuple[str, ...]]):
     assert {name: stage.inputs for name, stage in stages(**changes).items()} == expected
@@ -100,6 +104,33 @@ def test_a_change_makes_anew_what_it_changes_and_no_more(stages, changes: dict[s
     assert {name for name in before if before[name].fingerprint != after[name].fingerprint} == anew
 
 
+@pytest.mark.parametrize(
+    ("changes", "anew"),
+    [
+        ({"capture": {"mode": "stream", "max_tokens": 99}}, True),
+        ({"capture": {"mode": "stream", "shard_conversations": 3}}, True),
+        ({"draft": {"aux_layers": [1, 2]}}, True),
+        ({"train": {"lr": 0.0005}}, True),
+        ({"target": {"model": "./target", "max_model_len": 512, "dtype": "float32"}}, True),
+        ({"hardware": {"name": "mi355x"}}, True),
+        ({"sweep": {"engine": {"env": {"VLLM_ATTENTION_BACKEND": "TRITON_ATTN"}}}}, True),
+        ({"capture": {"mode": "stream", "queue_bytes": 2**22}}, False),
+        ({"quantize": {"exclude": ["lm_head"]}}, False),
+    ],
+)
+def test_a_training_on_a_stream_is_made_anew_by_what_changes_either_part(stages, changes: dict[str, Any], anew: bool):
+    stream = {"capture": {"mode": "stream"}}
+    assert (stages(**stream)["train"].fingerprint != stages(**{**stream, **changes})["train"].fingerprint) is anew
+
+
+def test_a_prompt_that_a_stream_answers_makes_its_training_anew(stages, tmp_path: Path):
+    stream = {"capture": {"mode": "stream"}}
+    before = stages(**stream)["train"]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(prompts.read_text().replace("rain, short.", "rain, briefly."))
+    assert before.fingerprint != stages(**stream)["train"].fingerprint
+
+
 def test_the_engines_of_a_capture_on_gpus_take_the_memory_that_is_in_its_fingerprint(stages):
     gpus = {"hardware": {"name": "mi355x"}}
     assert stages(**gpus)["capture"].fingerprint != stages(**gpus, sweep={"engine": {"gpu_memory_frac": 0.5}})["capture"].fingerprint
@@ -132,6 +163,11 @@ def test_moving_the_experiment_changes_nothing(stages, tmp_path: Path, write_exp
     assert {name: stage.fingerprint for name, stage in after.items()} == {name: stage.fingerprint for name, stage in before.items()}
 
 
+def test_how_a_finished_draft_counts_its_layers_counts(stages):
+    before, after = stages(**DRAFT), stages(**DRAFT | {"draft": {"checkpoint": "./draft", "layer_ids": "leaving"}})
+    assert all(before[name].fingerprint != after[name].fingerprint for name in ("quantize", "sweep", "report"))
+
+
 def test_the_content_of_a_finished_draft_counts(stages, tmp_path: Path):
     before = stages(**DRAFT)
     (tmp_path / "draft" / "model.safetensors").write_bytes(b"other weights")
@@ -140,11 +176,11 @@ def test_the_content_of_a_finished_draft_counts(stages, tmp_path: Path):
 
 
 GOLDEN = {
-    "capture": "c4d4aa99e0a14baf67660b66918ec7f2",
-    "train": "722f087c47a080d72b6d8185a036b8a8",
-    "quantize": "6d917779f08713292abb6e389d56728a",
-    "sweep": "0f8ecd09ca2b0e2fb08cc30841f95ac7",
-    "report": "069d55f2de83fc9b2a2ac6f812166ae0",
+    "capture": "a9500319400d83295b1e43f554429faf",
+    "train": "c614720c4f74c854327f8ac14cce712a",
+    "quantize": "34c65176166f5cfab0190d0a29606b7f",
+    "sweep": "33c8a7556594e21fd5d3dd240cd0a4b9",
+    "report": "0976170f8948bd9fe65a8fd20613960a",
 }
 """Of the demo. A value that changes here makes everybody's artifacts anew: that must be meant (VERSIONS, or a default that changes the result)."""
 
