@@ -38,7 +38,7 @@ CELL_COLUMNS = (
     "prompt_tokens",
     "elapsed_s",
 )
-CURVE_COLUMNS = ("step", "elapsed_s", "loss")
+CURVE_COLUMNS = ("step", "elapsed_s", "loss", "simulated_acceptance_length")
 EVALUATION_COLUMNS = ("step", "position", "accuracy", "replay_acceptance_length")
 
 
@@ -59,6 +59,18 @@ class Inputs:
     @property
     def sweep_metrics(self) -> dict[str, Any]:
         return self.records["sweep"].metrics
+
+    @property
+    def candidates(self) -> list[dict[str, Any]]:
+        """The checkpoints that training served, the newest last: `step`, `replay` and `served` counts; none without training."""
+        return self.records["train"].metrics["candidates"] if "train" in self.records else []
+
+    @property
+    def capture_metrics(self) -> dict[str, Any]:
+        """Of the capture stage, or of the capture that was a part of training (`capture.mode: stream`); empty without either."""
+        if "capture" in self.records:
+            return self.records["capture"].metrics
+        return self.records["train"].metrics.get("capture", {}) if "train" in self.records else {}
 
     @property
     def arms(self) -> list[str]:

@@ -175,8 +175,8 @@ def draw_acceptance(acceptance: Mapping[str, Any], subtitle: str, path: Path) ->
             )
 
 
-def draw_training(curve: Sequence[Row], evaluations: Sequence[Row], subtitle: str, path: Path) -> None:
-    """Training loss, held-out accuracy by position and replayed acceptance length, all over steps.
+def draw_training(curve: Sequence[Row], evaluations: Sequence[Row], candidates: Sequence[Row], subtitle: str, path: Path) -> None:
+    """Training loss, held-out accuracy by position and acceptance length (simulated, replayed, served), all over steps.
 
     Without any of them the picture says so.
     """
@@ -185,7 +185,7 @@ def draw_training(curve: Sequence[Row], evaluations: Sequence[Row], subtitle: st
     with _figure(8.4, 3.7, path) as figure:
         _title(figure, "Training of the draft", subtitle)
         loss, accuracy, replay = (
-            figure.add_axes((start, 0.145, width, 0.575)) for start, width in ((0.07, 0.26), (0.405, 0.2), (0.78, 0.2))
+            figure.add_axes((start, 0.145, width, 0.575)) for start, width in ((0.07, 0.24), (0.385, 0.19), (0.755, 0.225))
         )
         if not curve and not evaluations:
             _say(loss, "no training in this experiment")
@@ -208,12 +208,17 @@ def draw_training(curve: Sequence[Row], evaluations: Sequence[Row], subtitle: st
         accuracy.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
         accuracy.set_title("held-out accuracy", loc="left", fontsize=10, pad=8)
         accuracy.set(xlabel="Step", ylabel="Accuracy (%, teacher-forced)")
+        simulated = [row["simulated_acceptance_length"] for row in curve]
+        replay.plot(steps, _running_median(simulated), color="#a9c7de", lw=1.5, label="simulated, train split")
         lengths = sorted({row["step"]: row["replay_acceptance_length"] for row in evaluations}.items())
-        replay.plot([step for step, _ in lengths], [length for _, length in lengths], color=INK, lw=2, marker="o", ms=4.5)
-        for step, length in lengths[-1:]:
-            replay.annotate(f"{length:.2f}", (step, length), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=9, color=INK)
-        replay.set_ylim(1, 1 + 1.2 * max((length - 1 for _, length in lengths), default=1))
-        replay.set_title("replayed AL", loc="left", fontsize=10, pad=8)
+        replay.plot([step for step, _ in lengths], [length for _, length in lengths], color=INK, lw=2, marker="o", ms=4.5, label="replayed, held out")
+        served = [(each["step"], each["served"]["acceptance_length"]) for each in candidates]
+        replay.plot([step for step, _ in served], [length for _, length in served], ls="none", color=ARM_COLOURS["bf16"], marker="D", ms=5.5, label="served, held out")
+        for step, length in served[-1:]:
+            replay.annotate(f"{length:.2f}", (step, length), xytext=(0, -13), textcoords="offset points", ha="center", fontsize=9, color=ARM_COLOURS["bf16"])
+        replay.set_ylim(1, 1 + 1.45 * max((length - 1 for length in [*simulated, *(length for _, length in [*lengths, *served])]), default=1))
+        replay.legend(loc="upper left", fontsize=7.5, frameon=False, handlelength=1.6, borderpad=0.1, labelspacing=0.25)
+        replay.set_title("acceptance length", loc="left", fontsize=10, pad=8)
         replay.set(xlabel="Step", ylabel="AL (tokens per step)")
         for axes in (loss, accuracy, replay):
             axes.set_xlim(0, max(steps + [row["step"] for row in evaluations]) * 1.04)

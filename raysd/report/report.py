@@ -52,7 +52,7 @@ def _draw(run: StageRun, inputs: Inputs, compared: list[Speedup]) -> None:
     )
     acceptance = inputs.sweep_metrics.get("acceptance", {})
     draw_acceptance(acceptance, f"{subtitle} · report split, 95 % intervals", run.out / sections.ACCEPTANCE_PNG)
-    draw_training(inputs.curve, inputs.evaluations, subtitle.rsplit(",", 1)[0], run.out / sections.TRAINING_PNG)
+    draw_training(inputs.curve, inputs.evaluations, inputs.candidates, subtitle.rsplit(",", 1)[0], run.out / sections.TRAINING_PNG)
 
 
 def _metrics(shown: list[Speedup]) -> dict[str, Any]:

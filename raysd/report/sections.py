@@ -225,18 +225,20 @@ def _training(inputs: Inputs) -> Section:
         Picture(
             TRAINING_PNG,
             f"Training curves over steps. {losses}.",
-            "Loss on the train split; accuracy and replayed acceptance length on the choose split, which the draft was not trained on.",
+            "Loss and simulated acceptance length on the train split; accuracy, replayed and served acceptance length on the choose split, which the draft was "
+            "not trained on.",
         )
     )
     if inputs.evaluations:
         blocks.append(tables.evaluation_table(inputs.evaluations))
+    blocks.append(tables.candidate_table(inputs.candidates, metrics["best_step"]))
     return Section("training", title, blocks)
 
 
 def _cost(inputs: Inputs) -> Section:
     blocks: list[Block] = [provenance.cost_table(inputs)]
-    if "capture" in inputs.records and inputs.records["capture"].metrics.get("hf_relative_error"):
-        blocks.append(provenance.capture_check_table(inputs.records["capture"].metrics["hf_relative_error"]))
+    if inputs.capture_metrics.get("hf_relative_error"):
+        blocks.append(provenance.capture_check_table(inputs.capture_metrics["hf_relative_error"]))
     return Section("cost", "What it cost", blocks)
 
 

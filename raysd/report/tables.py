@@ -228,6 +228,22 @@ def evaluation_table(evaluations: Sequence[Row]) -> Table:
     )
 
 
+def candidate_table(candidates: Sequence[Row], chosen_step: int) -> Table:
+    """The checkpoints that were served, one row each, and which of them is the draft."""
+    rows = [
+        [
+            formats.count(each["step"]),
+            formats.decimal(each["replay"]["acceptance_length"], 3),
+            formats.decimal(each["served"]["acceptance_length"], 3),
+            formats.count(each["served"]["drafts"]),
+            "the draft" if each["step"] == chosen_step else "",
+        ]
+        for each in candidates
+    ]
+    columns = [Column("Step", "n"), Column("Replayed AL", "tokens per step"), Column("Served AL", "tokens per step"), Column("Drafts", "served"), Column("Chosen")]
+    return Table("Checkpoints served on the choose split", columns, rows, "The checkpoint with the longest served acceptance length is the draft.")
+
+
 def sum_of(cells: Iterable[Row], column: str) -> int:
     """Sum of a column of counts; an absent count is none."""
     return sum(cell[column] or 0 for cell in cells)

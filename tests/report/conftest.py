@@ -161,6 +161,11 @@ class Demo:
                     "vocab_coverage_frac": 0.921,
                     "replay": counts(2_100, 3, [1008, 462, 210]),
                     "served": served["served"],
+                    "best_step": 675,
+                    "candidates": [
+                        {"step": 675, "replay": counts(2_100, 3, [1008, 462, 210]), "served": served["served"]},
+                        {"step": 900, "replay": counts(2_100, 3, [1010, 470, 220]), "served": counts(2_000, 3, [950, 430, 190])},
+                    ],
                 },
                 351.0,
             )
@@ -172,6 +177,7 @@ class Demo:
                     "lr": 2e-3,
                     "conversations": 4 * step,
                     "tokens": 560 * step,
+                    "simulated_acceptance_length": 1.8 - 0.7 / (1 + step / 150),
                 }
                 for step in range(1, 901, 5)
             ]

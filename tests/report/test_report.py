@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from raysd.artifacts.record import encode_record, read_record
 from raysd.errors import ArtifactError
 from raysd.report.report import report
 
@@ -221,6 +222,19 @@ def test_a_finished_checkpoint_has_no_training_section_and_says_so(demo):
     shown = page(run)
     assert "The draft is a finished checkpoint (draft.checkpoint), so there is no training to show." in shown.text
     assert "Replayed AL" not in shown.text and "train, choose split" not in shown.text and (run.out / "training.png").exists()
+
+
+def test_a_capture_that_was_a_part_of_training_is_told_of_in_its_row(demo):
+    run = demo.run()
+    captured, trained = (read_record(run.inputs[stage]) for stage in ("capture", "train"))
+    del run.inputs["capture"]
+    both = trained.model_copy(update={"metrics": trained.metrics | {"capture": captured.metrics}})
+    (run.inputs["train"].parent / "record.json").write_bytes(encode_record(both))
+    report(run)
+    rows = {row[0]: row for row in page(run).rows if row}
+    assert "capture" not in rows and "900 steps" in rows["train"][-1]
+    assert "captured meanwhile: 1,050 conversations, 145,000 output tokens, 674 output tok/s" in rows["train"][-1]
+    assert "Captured hidden states against Hugging Face's" in page(run).text and rows["15"] == ["15", "0.006"]
 
 
 def test_metrics_are_of_the_first_k_and_the_table_holds_every_k(demo):
