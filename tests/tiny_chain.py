@@ -26,7 +26,7 @@ def write_experiment(folder: Path, **changes) -> Path:
         "name": "tiny", "store": "runs", "target": {"model": "./target", "max_model_len": 256}, "prompts": {"path": "prompts.jsonl"},
         "draft": {"vocab_size": 256, "aux_layers": [1, 2, 3]},
         "capture": {"engines": 2, "max_tokens": 48, "concurrency": 16, "shard_conversations": 6, "kv_cache_bytes": 268435456},
-        "train": {"steps": 150, "ttt_steps": 2, "lr": 2e-3, "evaluations": 2, "served_k": 2, "served_tokens": 48},
+        "train": {"steps": 150, "ttt_steps": 2, "lr": 2e-3, "evaluations": 2, "served_checkpoints": 1, "served_k": 2, "served_tokens": 48, "truncated": "keep"},
         "quantize": {"served_k": 2, "served_tokens": 48},
         "sweep": {"concurrency": [1, 2], "arm_concurrency": {"fp8": [1]}, "k": [2], "blocks": 3, "requests_per_slot": 1,
                   "workloads": [{"name": "report", "osl": 32}],

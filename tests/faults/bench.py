@@ -28,7 +28,7 @@ REFERENCE_S = 900
 ENGINE = {"enforce_eager": True, "max_num_seqs": 4, "kv_cache_bytes": 268435456}
 CHANGES = {
     "capture": {"engines": 1, "max_tokens": 48, "concurrency": 4, "shard_conversations": 6, "kv_cache_bytes": 268435456},
-    "train": {"steps": 60, "ttt_steps": 2, "lr": 2e-3, "evaluations": 2, "served_k": 2, "served_tokens": 12},
+    "train": {"steps": 60, "ttt_steps": 2, "lr": 2e-3, "evaluations": 2, "served_checkpoints": 1, "served_k": 2, "served_tokens": 12, "truncated": "keep"},
     "quantize": {"served_k": 2, "served_tokens": 12},
     "sweep": {"arms": ["none", "bf16"], "concurrency": [1, 2], "k": [2], "blocks": 3, "requests_per_slot": 2, "workloads": [{"name": "report", "osl": 24}],
               "engine": ENGINE},
