@@ -99,6 +99,7 @@ def _environment(settings: dict[str, str], without: tuple[str, ...]) -> Iterator
     os.environ.update(settings)
     for name in without:
         os.environ.pop(name, None)
+    _read_again()
     try:
         yield
     finally:
@@ -106,6 +107,15 @@ def _environment(settings: dict[str, str], without: tuple[str, ...]) -> Iterator
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+        _read_again()
+
+
+def _read_again() -> None:
+    """Lets Ray read the environment anew, if this process has imported it: it reads settings and token once, and would send none, or the one of a Ray before."""
+    raylet = sys.modules.get("ray._raylet")
+    if raylet is not None:
+        raylet.Config.initialize("{}")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 if __name__ == "__main__":

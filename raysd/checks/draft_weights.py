@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from raysd.checks.draft_config import Family, count, read_json, refuse, unreadable
 from raysd.target.shape import TargetShape
+
+if TYPE_CHECKING:
+    import numpy as np
 
 INDEX = "model.safetensors.index.json"
 UNREAD = ("t2d", "mask_hidden", "rotary_emb.")
@@ -88,6 +89,8 @@ def check_vocabulary(folder: Path, target: TargetShape) -> bool:
 
     d2t: int [rows], target token minus row. t2d: bool [target vocabulary], true for the target tokens of d2t. Raises ExperimentError if they are anything else.
     """
+    import numpy as np  # late: `raysd plan` loads it only beside a finished draft
+
     tensors: dict[str, np.ndarray] = {}
     for file in _opened(folder):
         tensors |= {plain_name(name): file.get_tensor(name) for name in file.keys() if plain_name(name) in ("d2t", "t2d")}  # noqa: SIM118
@@ -111,7 +114,7 @@ def check_vocabulary(folder: Path, target: TargetShape) -> bool:
 
 
 def _are_tokens(ids: np.ndarray, target: TargetShape) -> bool:
-    return bool(len(ids) and ids[0] >= 0 and ids[-1] < target.vocab_size and (np.diff(ids) > 0).all())
+    return bool(len(ids) and ids[0] >= 0 and ids[-1] < target.vocab_size and (ids[1:] > ids[:-1]).all())
 
 
 def _rows(folder: Path, config: dict[str, Any], target: TargetShape) -> int:

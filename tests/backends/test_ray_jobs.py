@@ -62,7 +62,7 @@ def run(
         for stage, body in (("sweep", sweep), ("report", report)):
             (working_dir / "jobs" / f"{stage}.py").write_text(SCRIPT.format(stage=stage, body=body))
         client = ray_jobs.RayJobClient(
-            ray_jobs._job_submission_client(address), working_dir, store.uri, experiment.hardware
+            ray_jobs._job_submission_client(address), working_dir, store.uri, experiment
         )
         planned = plan(stages_of(experiment), store)
         outcome = run_stages(

@@ -32,7 +32,7 @@ def test_latent_attention_is_named_as_vllm_names_it(tmp_path):
     # `deepseek_v3` would be taken for a multi-token predictor.
     assert config["architectures"] == ["Eagle3DeepseekV2ForCausalLM"] and config["model_type"] == "deepseek_v2"
     assert (config["q_lora_rank"], config["kv_lora_rank"], config["qk_rope_head_dim"], config["v_head_dim"]) == (24, 20, 8, 12)
-    assert config["eagle_config"] == {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
+    assert config["eagle_config"] == {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [1, 2, 3], "layer_ids": "entering"}
     shapes = {name.removeprefix("midlayer.self_attn."): list(tensor.shape) for name, tensor in tensors.items() if "self_attn" in name}
     assert shapes == {"q_a_proj.weight": [24, 64], "q_a_layernorm.weight": [24], "q_b_proj.weight": [96, 24], "kv_a_proj_with_mqa.weight": [28, 64],
                       "kv_a_layernorm.weight": [20], "kv_b_proj.weight": [112, 20], "o_proj.weight": [32, 48]}

@@ -40,9 +40,8 @@ def result_of(stage: str, folder: Path, record: Record) -> dict[str, Any]:
     if stage in ("train", "quantize"):
         return {name: entry.sha256 for name, entry in record.files.items() if name.startswith("draft/")}
     if stage == "capture":
-        return {row["prompt_id"]: (split, row["prompt_tokens"], row["finish_reason"], token_ids.tolist())
-                for split in ("train", "choose") for captured in [Captured(folder, split)]
-                for row, (token_ids, _) in zip(captured.rows, captured.token_ids(), strict=True)}
+        return {each.prompt_id: (split, each.prompt_tokens, each.finish_reason, each.token_ids.tolist())
+                for split in ("train", "choose") for each in Captured(folder, split)}
     if stage == "sweep":
         rows = pq.read_table(folder / "cells.parquet").to_pylist()
         return {"cells": sorted((row["block"], row["workload"], row["concurrency"], row["arm"], row["k"] or 0, row["valid"]) for row in rows)}

@@ -190,9 +190,9 @@ def test_a_file_that_is_not_utf8_is_refused_with_the_line(tmp_path):
 
 def test_the_demo_prompts_are_diverse_short_and_held_out_by_topic():
     prompts = load(DEMO)
-    assert {name: len(prompts.split(name)) for name in ("train", "choose", "report")} == {"train": 1050, "choose": 48, "report": 48}
+    assert {name: len(prompts.split(name)) for name in ("train", "choose", "report")} == {"train": 2766, "choose": 48, "report": 48}
     topics = {name: {prompt.topic for prompt in prompts.split(name)} for name in ("train", "choose", "report")}
-    assert {name: len(found) for name, found in topics.items()} == {"train": 175, "choose": 12, "report": 12}
+    assert {name: len(found) for name, found in topics.items()} == {"train": 461, "choose": 12, "report": 12}
     assert not topics["train"] & topics["choose"] and not (topics["train"] | topics["choose"]) & topics["report"]
     texts = [prompt.messages[0]["content"] for prompt in prompts.prompts]
     assert len({text.lower() for text in texts}) == len(texts)

@@ -84,6 +84,7 @@ def test_a_config_without_exclusions_is_refused(quantized):
 
 
 LATENT = LatentSizes(q_lora_rank=32, kv_lora_rank=64, qk_nope_head_dim=16, qk_rope_head_dim=32, v_head_dim=16)
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 1.0, "original_max_position_embeddings": 256}
 MLP = {f"midlayer.mlp.{x}_proj" for x in ("gate", "up", "down")}
 MLA = {f"midlayer.self_attn.{x}" for x in ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")}
 
@@ -91,7 +92,7 @@ MLA = {f"midlayer.self_attn.{x}" for x in ("q_a_proj", "q_b_proj", "kv_a_proj_wi
 @pytest.mark.parametrize(("exclude", "kept"), [(["fc", "lm_head"], {"fc", "lm_head"}), (["lm_head", "*.self_attn.*"], {"lm_head", *MLA}),
                                                (["fc", "lm_head", "*_a_proj*"], {"fc", "lm_head", "midlayer.self_attn.q_a_proj", "midlayer.self_attn.kv_a_proj_with_mqa"})])
 def test_a_latent_draft_is_quantized_but_for_what_is_excluded(tmp_path, exclude, kept):
-    draft = small_draft(small_shape(hidden_size=64, head_dim=48, kv_heads=4, intermediate_size=128, latent=LATENT))
+    draft = small_draft(small_shape(hidden_size=64, head_dim=48, kv_heads=4, intermediate_size=128, latent=LATENT, rope_parameters=YARN))
     save_draft(draft, tmp_path / "bf16", torch.bfloat16)
     quantize_checkpoint(tmp_path / "bf16", tmp_path / "fp8", "ptpc_fp8", exclude)
     with pytest.raises(StageError, match="no exclusion that vLLM matches"):
