@@ -25,7 +25,8 @@ from raysd.hidden_states.shards import Captured
 from raysd.target import eos_token_ids, load_tokenizer, read_shape, resolve_target
 
 LearnOnWorkers = Callable[[StageRun, Path, torch.Tensor, StageDesk], Training]
-"""`learn_on_workers(run, target, vocabulary, desk)`: `learn` on `train.workers` processes, wherever they are, for the desk of the stage's own."""
+"""`learn_on_workers(run, target, vocabulary, desk)`: `learn` on `train.workers` processes, wherever they are, for the desk of the stage's own. To be called
+in the main thread."""
 
 
 def train(run: StageRun, served_acceptance: ServedAcceptance, learn_on_workers: LearnOnWorkers, clock: Callable[[], float] = time.monotonic) -> dict[str, Any]:

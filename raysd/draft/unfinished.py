@@ -31,7 +31,7 @@ class Training:
     """Steps since the last row of the curve; `loss_sum` is over them, in nat."""
     curve: list[dict[str, Any]] = field(default_factory=list)
     """step, elapsed_s, loss (of the steps since the last row: summed over draft steps with their weights, in nat), lr, conversations, tokens, tokens_s,
-    data_wait_s, memory_bytes; of the row's own step: grad_norm, loss_1, loss_2, ... (nat) and the figures of `Hits`."""
+    data_wait_s, memory_bytes, workers; of the row's own step: grad_norm, loss_1, loss_2, ... (nat) and the figures of `Hits`."""
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     """step, position, accuracy (teacher-forced), replay_acceptance_length, all on the choose split."""
     candidates: list[dict[str, Any]] = field(default_factory=list)

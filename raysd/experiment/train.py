@@ -61,7 +61,8 @@ class TrainSection(Section):
     activation_checkpointing: bool = False
     """Computes every draft step a second time on the way back instead of keeping what it made: less memory, about a third more time."""
     workers: int = Field(1, ge=1)
-    """Processes that share every step. One is the stage's own process; more are Ray Train workers, which reserve what `hardware.resources.train` says, each."""
+    """Processes that share every step. One is the stage's own process; more are Ray Train workers, each of which reserves what `hardware.resources.train`
+    says, or a core. With `parallel: ddp` they are as many as there is room for, up to this number: a step is the same for any."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """How workers share the training: `ddp` gives each all of the draft, `fsdp` a share of its weights and moments (FSDP2)."""
     max_failures: Placement[int] = Field(3, ge=0)
