@@ -45,6 +45,8 @@ def main() -> None:
     if args.worker is not None:
         plain_engine(Connection(args.worker))
         return
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what the engines say is no result
     experiment = load_experiment(ROOT / "jobs" / "smollm2-cpu.yaml")
     target = resolve_target(experiment.target, no_progress)
     shape = read_shape(target)
@@ -65,10 +67,11 @@ def main() -> None:
                 tokens = sides[name](group)
                 tok_s[name].append(tokens / (time.perf_counter() - started_s))
             if not args.json:
-                print(", ".join(f"{name} {values[-1]:,.0f} output tok/s" for name, values in tok_s.items()), flush=True)
+                print(", ".join(f"{name} {values[-1]:,.0f} output tok/s" for name, values in tok_s.items()), flush=True, file=out)
     medians = {name: statistics.median(values) for name, values in tok_s.items()}
     ratio = round(medians["capture"] / medians["plain"], 3)
-    print(json.dumps({"ratio": ratio}) if args.json else f"medians: plain {medians['plain']:,.0f}, capture {medians['capture']:,.0f} output tok/s, ratio {ratio}")
+    print(json.dumps({"ratio": ratio}) if args.json else f"medians: plain {medians['plain']:,.0f}, capture {medians['capture']:,.0f} output tok/s, ratio {ratio}",
+          file=out)
 
 
 @contextlib.contextmanager
