@@ -38,7 +38,9 @@ def connected(doing: str, where: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def last_line(error: BaseException) -> str:
-    """The end of what an error says, where Ray puts the reason."""
-    lines = str(error).strip().splitlines()
-    return lines[-1].strip() if lines else type(error).__name__
+def last_line(said: BaseException | str | None) -> str:
+    """The end of what an error or a message says, where Ray puts the reason. An error that says nothing is told by its kind, a message by nothing."""
+    lines = str(said or "").strip().splitlines()
+    if lines:
+        return lines[-1].strip()
+    return type(said).__name__ if isinstance(said, BaseException) else ""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import raysd
+from raysd.backends.ray_driver import last_line
 from raysd.errors import ExperimentError, RaysdError, TryAgainError
 from raysd.experiment import Experiment, dump_experiment
 from raysd.experiment.hardware import StageResources
@@ -164,7 +165,7 @@ class RayJobClient:
         with _explained(f"asking for {job_id}"):
             info = _within(CALL_TIMEOUT_S, self._client.get_job_info, job_id)
         return JobOutcome(
-            status=info.status.value, error_type=info.error_type, exit_code=info.driver_exit_code, message=_last_line(info.message)
+            status=info.status.value, error_type=info.error_type, exit_code=info.driver_exit_code, message=last_line(info.message)
         )
 
     def stop(self, job_id: str) -> None:
@@ -299,10 +300,5 @@ def _explained(doing: str, where: str = "Ray's job server") -> Iterator[None]:
         ) from err
     except (RayError, RuntimeError, ConnectionError, OSError, ValueError) as err:  # requests' errors are OSErrors
         raise TryAgainError(
-            what=f"{doing}: {_last_line(str(err)) or type(err).__name__}", where=where, fix="check that the cluster is up, and run again"
+            what=f"{doing}: {last_line(err)}", where=where, fix="check that the cluster is up, and run again"
         ) from err
-
-
-def _last_line(text: str | None) -> str:
-    lines = (text or "").strip().splitlines()
-    return lines[-1].strip() if lines else ""

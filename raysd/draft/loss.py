@@ -5,7 +5,7 @@ Axes as in model.py and batch.py; R rows of one draft step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -64,34 +64,31 @@ class Hits:
         return figures | {"simulated_acceptance_length": 1 + sum(through / max(1, known) for known, _, _, through in rows)}
 
 
-class SoftCrossEntropy:
-    """Cross-entropy of logits against the target's probabilities, in nat, with its gradient."""
-
-    @staticmethod
-    def of(log_guessed: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[R] and [R, V], float32. log_guessed [R, V] may be overwritten."""
-        loss = -torch.linalg.vecdot(wanted, log_guessed)
-        return loss, log_guessed.exp_().sub_(wanted)
+def soft_cross_entropy(log_guessed: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cross-entropy of the draft's log-probabilities [R, V], which may be overwritten, against the target's probabilities, in nat, [R]; and its gradient
+    by the draft's logits, [R, V]. All float32.
+    """
+    loss = -torch.linalg.vecdot(wanted, log_guessed)
+    return loss, log_guessed.exp_().sub_(wanted)
 
 
-class LkHybrid:
-    """w KL + (1 - w) TV between the target's probabilities and the draft's, w = exp(-LK_ETA * overlap) of the row, held constant.
+def lk_hybrid(log_guessed: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """w KL + (1 - w) TV between the target's probabilities and the draft's, w = exp(-LK_ETA * overlap) of the row, held constant. As `soft_cross_entropy`.
 
     Probabilities of the target are those among its whole vocabulary, so a row sums to at most 1. The overlap sum_v min(p, q) is the probability of
     acceptance when tokens are sampled, and 1 - TV (arXiv 2602.23881). KL stands for the cross-entropy, which differs from it by a constant.
     """
+    cross_entropy = -torch.linalg.vecdot(wanted, log_guessed)
+    guessed = log_guessed.exp_()
+    overlap = torch.minimum(guessed, wanted).sum(-1)
+    blend = torch.exp(-LK_ETA * overlap)
+    below = guessed * (guessed < wanted)  # where more probability would add to the overlap
+    gradient = (blend[:, None] * (guessed * wanted.sum(-1, keepdim=True) - wanted)
+                - (1 - blend)[:, None] * (below - guessed * below.sum(-1, keepdim=True)))
+    return blend * cross_entropy + (1 - blend) * (1 - overlap), gradient
 
-    @staticmethod
-    def of(log_guessed: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As SoftCrossEntropy's."""
-        cross_entropy = -torch.linalg.vecdot(wanted, log_guessed)
-        guessed = log_guessed.exp_()
-        overlap = torch.minimum(guessed, wanted).sum(-1)
-        blend = torch.exp(-LK_ETA * overlap)
-        below = guessed * (guessed < wanted)  # where more probability would add to the overlap
-        gradient = (blend[:, None] * (guessed * wanted.sum(-1, keepdim=True) - wanted)
-                    - (1 - blend)[:, None] * (below - guessed * below.sum(-1, keepdim=True)))
-        return blend * cross_entropy + (1 - blend) * (1 - overlap), gradient
+
+LOSSES = {"kl": soft_cross_entropy, "lk": lk_hybrid}
 
 
 class RowsLoss(torch.autograd.Function):
@@ -102,14 +99,14 @@ class RowsLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, kind: type[SoftCrossEntropy] | type[LkHybrid], logits: torch.Tensor, probabilities: torch.Tensor, rows: torch.Tensor,
+    def forward(ctx, loss_of: Callable[..., tuple[torch.Tensor, torch.Tensor]], logits: torch.Tensor, probabilities: torch.Tensor, rows: torch.Tensor,
                 weights: torch.Tensor) -> torch.Tensor:
         """logits [R, V]; row r is compared with probabilities[rows[r]], the target's, float32, and weighs weights[r]."""
         total, gradient = torch.zeros((), device=logits.device), torch.empty_like(logits)
         with torch.autocast(logits.device.type, enabled=False):  # which would round to bf16, and the loss to three digits
             for start in range(0, len(logits), ROWS_AT_ONCE):
                 part = slice(start, start + ROWS_AT_ONCE)
-                losses, to_logits = kind.of(torch.log_softmax(logits[part], dim=-1, dtype=torch.float32), probabilities[rows[part]])
+                losses, to_logits = loss_of(torch.log_softmax(logits[part], dim=-1, dtype=torch.float32), probabilities[rows[part]])
                 total += losses @ weights[part]
                 gradient[part] = to_logits.mul_(weights[part, None])
         ctx.save_for_backward(gradient)
@@ -119,9 +116,6 @@ class RowsLoss(torch.autograd.Function):
     def backward(ctx, grad: torch.Tensor) -> tuple[None, torch.Tensor, None, None, None]:
         (gradient,) = ctx.saved_tensors
         return None, gradient * grad.to(gradient.dtype), None, None, None
-
-
-LOSSES = {"kl": SoftCrossEntropy, "lk": LkHybrid}
 
 
 def counted_rows(conversations: Sequence[Conversation], token_to_draft: torch.Tensor, ttt_steps: int) -> list[int]:

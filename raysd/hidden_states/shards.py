@@ -35,9 +35,6 @@ class Conversation:
     """The target's dtype [T, L, H], un-normed residual streams."""
 
 
-INDEX_COLUMNS = ("prompt_id", "topic", "split", "shard", "token_offset", "state_offset", "tokens", "prompt_tokens", "finish_reason")
-
-
 def write_shard(path: Path, conversations: Sequence[Conversation]) -> None:
     """Writes one shard: token_ids, loss_mask (1 on answer tokens) and states of all conversations end to end, their table in the metadata."""
     rows, token_offset, state_offset = [], 0, 0

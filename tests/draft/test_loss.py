@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 
 from raysd.draft.batch import TargetHead, pack
-from raysd.draft.loss import LK_ETA, Hits, LkHybrid, RowsLoss, SoftCrossEntropy, counted_rows, unrolled_loss
+from raysd.draft.loss import LK_ETA, Hits, RowsLoss, counted_rows, lk_hybrid, soft_cross_entropy, unrolled_loss
 from raysd.draft.replay import proposals
 from raysd.experiment.train import TrainSection
 from tests.tiny_drafts import conversation, draft_and_target
@@ -72,7 +72,7 @@ def wanted_and_logits(rows: int = 130) -> tuple[torch.Tensor, torch.Tensor, torc
 
 def check_against_autograd(kind, expected_of) -> None:
     logits, probabilities, index, weights = wanted_and_logits()
-    probabilities = probabilities * (1.0 if kind is LkHybrid else 1 / 0.9)
+    probabilities = probabilities * (1.0 if kind is lk_hybrid else 1 / 0.9)
     expected = (expected_of(logits, probabilities[index]) * weights).sum()
     (expected_gradient,) = torch.autograd.grad(2 * expected, logits)
     single = logits.detach().float().requires_grad_()
@@ -84,7 +84,7 @@ def check_against_autograd(kind, expected_of) -> None:
 
 
 def test_the_handwritten_gradient_of_the_cross_entropy_is_autograds():
-    check_against_autograd(SoftCrossEntropy, lambda logits, wanted: -(wanted * logits.log_softmax(-1)).sum(-1))
+    check_against_autograd(soft_cross_entropy, lambda logits, wanted: -(wanted * logits.log_softmax(-1)).sum(-1))
 
 
 def test_the_lk_loss_is_the_blend_of_the_paper_and_its_gradient_is_autograds():
@@ -93,7 +93,7 @@ def test_the_lk_loss_is_the_blend_of_the_paper_and_its_gradient_is_autograds():
         weight = torch.exp(-LK_ETA * overlap).detach()
         return weight * -(wanted * logits.log_softmax(-1)).sum(-1) + (1 - weight) * (1 - overlap)
 
-    check_against_autograd(LkHybrid, blend)
+    check_against_autograd(lk_hybrid, blend)
 
 
 def test_the_lk_loss_wants_probabilities_among_all_tokens():
