@@ -29,7 +29,9 @@ def main(connection: Connection) -> int:
     try:
         from vllm import LLM
 
-        engine = LLM(**setup["engine"]).llm_engine
+        llm = LLM(**setup["engine"])
+        llm.collective_rpc("sample_plainly")
+        engine = llm.llm_engine
     except Exception as err:  # vLLM raises whatever its engine died of
         connection.send(f"vLLM did not start for capture: {err}")
         raise

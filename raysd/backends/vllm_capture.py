@@ -23,26 +23,38 @@ from raysd.hidden_states.capture import Answer
 
 @contextlib.contextmanager
 def capture_engine(experiment: Experiment, target: Path, layer_ids: list[int], scratch: Path) -> Iterator[VllmCaptureEngine]:
-    """The running vLLM engines of the capture stage (an EngineFactory); every process of them has ended on exit. Raises EngineError if one
-    does not start, ExperimentError if there are more of them than cores.
+    """The running vLLM engines of the capture stage (an EngineFactory); every process of them has ended on exit. On CPU this process computes with one
+    thread meanwhile. Raises EngineError if one does not start, ExperimentError if there are more of them than cores.
     """
     folder = scratch / "states"
     cores = len(os.sched_getaffinity(0))
     if experiment.capture.engines > cores:
         raise ExperimentError(what=f"{experiment.capture.engines} engines cannot share {cores} cores", where="capture.engines", fix=f"use at most {cores}")
     workers: list[Worker] = []
-    try:
+    with contextlib.ExitStack() as ends:
+        if experiment.hardware.name == "cpu":
+            ends.enter_context(one_thread())
+        ends.callback(shutil.rmtree, folder, ignore_errors=True)
         for number in range(experiment.capture.engines):
             (folder / str(number)).mkdir(parents=True)
             workers.append(Worker(experiment, engine_arguments(experiment, target, layer_ids, folder / str(number)), number))
+            ends.callback(workers[-1].stop)  # one that does not end keeps no other from being ended
         for worker in workers:
             worker.receive()  # it is ready
         yield VllmCaptureEngine(workers, experiment)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch computes in this process with one thread: more would spin beside the engines, on their cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
     finally:
-        with contextlib.ExitStack() as stops:  # one that does not end keeps no other from being ended
-            for worker in workers:
-                stops.callback(worker.stop)
-        shutil.rmtree(folder, ignore_errors=True)
+        torch.set_num_threads(before)
 
 
 def engine_arguments(experiment: Experiment, target: Path, layer_ids: list[int], folder: Path) -> dict[str, Any]:
@@ -54,7 +66,8 @@ def engine_arguments(experiment: Experiment, target: Path, layer_ids: list[int],
         "max_num_batched_tokens": max(section.max_model_len, 4096), "enable_prefix_caching": False, "enable_chunked_prefill": False,
         "enforce_eager": True,  # one pass over the prompts does not earn back a compilation
         "disable_log_stats": True, "generation_config": "vllm",
-        "scheduler_cls": "raysd.backends.capture_scheduler.CaptureScheduler", "async_scheduling": False,
+        "scheduler_cls": "raysd.backends.capture_steps.CaptureScheduler", "async_scheduling": False,
+        "worker_extension_cls": "raysd.backends.capture_steps.CaptureWorker",
         "speculative_config": {"method": "extract_hidden_states", "num_speculative_tokens": 1,
                                "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": layer_ids}}},
         "kv_transfer_config": {"kv_connector": "RaysdHiddenStatesConnector", "kv_connector_module_path": "raysd.backends.hidden_states_connector",

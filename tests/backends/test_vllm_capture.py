@@ -31,8 +31,9 @@ def test_engines_share_the_memory_and_the_conversations(experiment):
 
 
 def test_two_engines_answer_every_prompt_once_and_one_that_dies_is_an_error(experiment, tmp_path):
-    prompts = [[5 + i, 6, 7] for i in range(9)]
+    prompts, threads = [[5 + i, 6, 7] for i in range(9)], torch.get_num_threads()
     with capture_engine(experiment, tmp_path / "tiny", [1, 2, 3, 4], tmp_path) as engine:
+        assert torch.get_num_threads() == 1  # more would spin on the engines' cores
         answers = sorted(engine.answers([prompts]), key=lambda answer: answer.index)
         assert [answer.index for answer in answers] == list(range(9))
         for answer, prompt in zip(answers, prompts, strict=True):
@@ -44,7 +45,7 @@ def test_two_engines_answer_every_prompt_once_and_one_that_dies_is_an_error(expe
         with pytest.raises(EngineError, match="ended with exit code -9, SIGKILL: as when memory runs out"):
             list(engine.answers([prompts]))
     assert not any(map(group_members, groups))
-    assert not (tmp_path / "states").exists()
+    assert not (tmp_path / "states").exists() and torch.get_num_threads() == threads
 
 
 def test_an_answer_and_its_states_depend_on_their_group_alone(experiment, tmp_path):

@@ -1,8 +1,8 @@
 """What capturing costs beside plain generation: `python tests/benchmarks/capture_overhead.py [--json]`, about 8 minutes on two cores.
 
-Both sides answer the demo's prompts with the demo's engines (as many, on the same cores, with the same sequences, context and KV memory, eager): the plain
-ones without a speculative config, a connector and a scheduler of ours. All engines are up at once and the sides take turns, group after group; the ratio is
-of the medians of output tokens a second. The capture side is the real one: its time ends when every state has been read back.
+Both sides answer the demo's prompts, a shard at a time, with the demo's engines (as many, on the same cores, with the same sequences, context and KV memory,
+eager): the plain ones without a speculative config, a connector, a scheduler and a sampler of ours. All engines are up at once and the sides take turns, shard
+after shard; the ratio is of the medians of output tokens a second. The capture side is the real one: its time ends when every state has been read back and checked.
 """
 
 from __future__ import annotations
@@ -22,24 +22,29 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import torch
+
 from raysd.artifacts.stage import no_progress
 from raysd.backends.cpu_engine import cpu_environment, share
 from raysd.backends.vllm_capture import capture_engine, engine_arguments
 from raysd.experiment import Experiment, load_experiment
+from raysd.hidden_states.capture import Answer
+from raysd.hidden_states.shards import Conversation
+from raysd.hidden_states.verify import check_conversation
 from raysd.prompts.prompt_set import load_prompts
 from raysd.prompts.template import render
 from raysd.target import load_tokenizer, read_shape, resolve_target
 
 ROOT = Path(__file__).resolve().parents[2]
-GROUPS, WARMUP = 6, 32
-CAPTURE_ONLY = ("speculative_config", "kv_transfer_config", "scheduler_cls", "async_scheduling")
+GROUPS, WARMUP = 4, 32
+CAPTURE_ONLY = ("speculative_config", "kv_transfer_config", "scheduler_cls", "worker_extension_cls", "async_scheduling")
 """Engine arguments that plain generation does without."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--groups", type=int, default=GROUPS, help="rounds in which each side answers one group of prompts")
+    parser.add_argument("--groups", type=int, default=GROUPS, help="rounds in which each side answers one shard's prompts")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker is not None:
@@ -51,13 +56,13 @@ def main() -> None:
     target = resolve_target(experiment.target, no_progress)
     shape = read_shape(target)
     layer_ids = shape.aux_layers(experiment.draft.aux_layers) + [shape.layers]
-    size = experiment.capture.concurrency
+    size = experiment.capture.shard_conversations
     prompts = render(load_prompts(experiment.prompts).split("train", args.groups * size), load_tokenizer(target, experiment.target),
                      experiment.target.max_model_len - experiment.capture.max_tokens, experiment.prompts.path)
     tok_s: dict[str, list[float]] = {"plain": [], "capture": []}
     with tempfile.TemporaryDirectory() as scratch, capture_engine(experiment, target, layer_ids, Path(scratch)) as capturing, plain_engines(experiment, target) as plain:
         sides = {"plain": lambda group: answer_plainly(plain, group, experiment), "capture": lambda group: sum(
-            len(answer.token_ids) - len(group[answer.index]) for answer in capturing.answers([group]))}
+            checked(answer, len(group[answer.index]), len(layer_ids), shape.hidden_size) for answer in capturing.answers([group]))}
         for side in sides.values():
             side(prompts[:WARMUP])
         for number in range(args.groups):
@@ -72,6 +77,13 @@ def main() -> None:
     ratio = round(medians["capture"] / medians["plain"], 3)
     print(json.dumps({"ratio": ratio}) if args.json else f"medians: plain {medians['plain']:,.0f}, capture {medians['capture']:,.0f} output tok/s, ratio {ratio}",
           file=out)
+
+
+def checked(answer: Answer, prompt_tokens: int, layers: int, hidden_size: int) -> int:
+    """Output tokens of an answer whose states the capture stage would take."""
+    conversation = Conversation("", "", "", torch.tensor(answer.token_ids), prompt_tokens, answer.finish_reason, answer.states_TLH)
+    check_conversation(conversation, layers, hidden_size)
+    return len(answer.token_ids) - prompt_tokens
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """Tokens per second that raysd's trainer learns from, against `speculators` 0.9, on this CPU.
 
-Run: python tests/benchmarks/train_vs_speculators.py [--json]. With --json the only line is {"raysd_tok_s": ..., "speculators_tok_s": ..., "ratio": ...}.
+Run: python tests/benchmarks/train_vs_speculators.py [--json], about 8 minutes on two cores. With --json the only line is {"raysd_tok_s": ...,
+"speculators_tok_s": ..., "ratio": ...}, of speculators' own default batch of about 8,192 tokens with three draft steps, and `demo_batch` with the same figures
+of the demo's: 8 conversations with two.
 
 Both sides train an Eagle3 draft of SmolLM2-135M's sizes on the same conversations in the same batches, with the same draft steps unrolled: pack a
 batch, forward, backward, clip, optimiser step. They alternate in rounds, each in its own process and idle while the other computes; the ratio is of the
@@ -12,7 +14,7 @@ Its own classes do all the work (`speculators_side.py`): Eagle3DraftModel, colla
 it gets what is fastest for it on a CPU:
 
   draft_attn_impl sdpa, eager losses   its advice where there is no flex attention; the fused losses need Triton
-  total_seq_len                        it pads every batch to this, 8192 unless told; here to the rows of the largest batch, so that under a tenth is padding
+  total_seq_len                        it pads every batch to this; here to the rows of the largest batch, so that under a tenth is padding
   bf16 autocast                        its default; on a CPU its trainer would leave it out
   optimizer adamw                      raysd's; its default, Muon, also orthogonalises every matrix at each step
   full attention                       the sliding window of its default is longer than any batch
@@ -38,6 +40,7 @@ import tempfile
 import time
 import venv
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -66,12 +69,28 @@ SIZES = dict(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidd
              max_position_embeddings=8192, rms_norm_eps=1e-5, tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e5})
 """SmolLM2-135M's."""
 DRAFT = DraftSection(vocab_size=4096, aux_layers=[2, 15, 27])
-TRAIN = TrainSection(warmup_frac=0, decay_frac=0, conversations_per_step=8, ttt_steps=2)
-"""The demo's conversations a step and draft steps."""
-STEPS, ROUNDS = 6, 5
-"""Steps in a round; rounds of each side, after one that is not counted."""
 Round = Callable[[], tuple[float, float]]
 """Trains one round; seconds, and the mean loss of its steps."""
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What both sides train on."""
+
+    train: TrainSection
+    steps: int
+    """In a round."""
+    rounds: int
+    """Of each side, after one that is not counted."""
+
+    def conversations(self) -> list[list[Conversation]]:
+        size = self.train.conversations_per_step
+        return [[conversation(step * size + i) for i in range(size)] for step in range(self.steps)]
+
+
+THEIRS = Batches(TrainSection(warmup_frac=0, decay_frac=0, conversations_per_step=49, ttt_steps=3), steps=2, rounds=3)
+"""As many conversations of these lengths as fill speculators' default batch of 8,192 tokens, and its default of three draft steps."""
+DEMO = Batches(TrainSection(warmup_frac=0, decay_frac=0, conversations_per_step=8, ttt_steps=2), steps=6, rounds=5)
 
 
 def main() -> None:
@@ -80,32 +99,38 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        target = write_target(folder / "target")
-        batches = [[conversation(step * TRAIN.conversations_per_step + i) for i in range(TRAIN.conversations_per_step)] for step in range(STEPS)]
-        with raysd_side(target, batches) as raysd, speculators_side(folder, batches) as speculators:
-            results = alternate({"raysd": raysd, "speculators": speculators})
-    tokens = sum(len(each.token_ids) for batch in batches for each in batch)
+        target, python = write_target(folder / "target"), environment(folder / "environment")
+        theirs, demo = (compare(batches, target, python, folder, tell=not args.json) for batches in (THEIRS, DEMO))
+    if args.json:
+        print(json.dumps(theirs | {"demo_batch": demo}))
+
+
+def compare(batches: Batches, target: Path, python: Path, folder: Path, tell: bool) -> dict[str, float]:
+    """Tokens per second of both sides, and the ratio. python: of the environment that has speculators; tell: says more in words."""
+    data, train = batches.conversations(), batches.train
+    with raysd_side(target, data, train) as raysd, speculators_side(folder, python, data, train, batches.rounds + 1) as speculators:
+        results = alternate({"raysd": raysd, "speculators": speculators}, batches.rounds)
+    tokens = sum(len(each.token_ids) for batch in data for each in batch)
     tok_s = {side: tokens / statistics.median(seconds for seconds, _ in rounds) for side, rounds in results.items()}
     ratio = tok_s["raysd"] / tok_s["speculators"]
-    if args.json:
-        print(json.dumps({"raysd_tok_s": round(tok_s["raysd"], 1), "speculators_tok_s": round(tok_s["speculators"], 1), "ratio": round(ratio, 2)}))
-        return
-    for side, rounds in results.items():
-        slowest, fastest = (tokens / pick(seconds for seconds, _ in rounds) for pick in (max, min))
-        print(f"{side} {tok_s[side]:,.0f} tok/s ({slowest:,.0f} to {fastest:,.0f}), loss {rounds[0][1]:.2f} to {rounds[-1][1]:.2f}")
-    print(f"ratio {ratio:.1f}; {ROUNDS} rounds of {STEPS} steps, {tokens / STEPS:,.0f} tokens a step, {TRAIN.ttt_steps} draft steps, "
-          f"{threads()} threads, load {os.getloadavg()[0]:.1f}")
+    if tell:
+        print(f"{train.conversations_per_step} conversations, {tokens / batches.steps:,.0f} tokens a step, {train.ttt_steps} draft steps:")
+        for side, rounds in results.items():
+            slowest, fastest = (tokens / pick(seconds for seconds, _ in rounds) for pick in (max, min))
+            print(f"  {side} {tok_s[side]:,.0f} tok/s ({slowest:,.0f} to {fastest:,.0f}), loss {rounds[0][1]:.2f} to {rounds[-1][1]:.2f}")
+        print(f"  ratio {ratio:.1f}; {batches.rounds} rounds of {batches.steps} steps, {threads()} threads, load {os.getloadavg()[0]:.1f}", flush=True)
+    return {"raysd_tok_s": round(tok_s["raysd"], 1), "speculators_tok_s": round(tok_s["speculators"], 1), "ratio": round(ratio, 2)}
 
 
-def alternate(sides: dict[str, Round]) -> dict[str, list[tuple[float, float]]]:
+def alternate(sides: dict[str, Round], rounds: int) -> dict[str, list[tuple[float, float]]]:
     """What each side's rounds returned, without the first. Raises AssertionError if a side does not learn: it would not have trained."""
     results: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
-    for number in range(ROUNDS + 1):
+    for number in range(rounds + 1):
         for side in sides if number % 2 == 0 else reversed(sides):
             results[side].append(sides[side]())
-    for side, rounds in results.items():
-        assert rounds[-1][1] < rounds[0][1], f"{side}: the loss does not fall: {[loss for _, loss in rounds]}"
-    return {side: rounds[1:] for side, rounds in results.items()}
+    for side, found in results.items():
+        assert found[-1][1] < found[0][1], f"{side}: the loss does not fall: {[loss for _, loss in found]}"
+    return {side: found[1:] for side, found in results.items()}
 
 
 def threads() -> int:
@@ -135,7 +160,7 @@ def draft_vocabulary() -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def raysd_side(target: Path, batches: list[list[Conversation]]) -> Iterator[Round]:
+def raysd_side(target: Path, batches: list[list[Conversation]], train: TrainSection) -> Iterator[Round]:
     """Trains in this process, with the steps of raysd/draft/learn.py."""
     target_shape = read_shape(target)
     shape = draft_shape(DRAFT, target_shape)
@@ -147,13 +172,13 @@ def raysd_side(target: Path, batches: list[list[Conversation]]) -> Iterator[Roun
         draft.lm_head.weight.copy_(head[vocabulary])
     token_to_draft = torch.full((shape.target_vocab_size,), -1)
     token_to_draft[vocabulary] = torch.arange(len(vocabulary))
-    optimiser = DraftOptimiser(draft, TRAIN)
-    parts = parts_of(TRAIN.conversations_per_step, threads(), draft.embedding.device)
-    with StepGradient(draft, TargetHead(norm, head[vocabulary], shape.rms_norm_eps), token_to_draft, TRAIN, threads(), parts) as step_gradient:
+    optimiser = DraftOptimiser(draft, train)
+    parts = parts_of(train.conversations_per_step, threads(), draft.embedding.device)
+    with StepGradient(draft, TargetHead(norm, head[vocabulary], shape.rms_norm_eps), token_to_draft, train, threads(), parts) as step_gradient:
         def one_round() -> tuple[float, float]:
             started_s, losses = time.perf_counter(), []
             for step, conversations in enumerate(batches):
-                losses.append(step_gradient(conversations, counted_rows(conversations, token_to_draft, TRAIN.ttt_steps)).loss)
+                losses.append(step_gradient(conversations, counted_rows(conversations, token_to_draft, train.ttt_steps)).loss)
                 optimiser.step(step)
             return time.perf_counter() - started_s, statistics.mean(losses)
 
@@ -161,12 +186,11 @@ def raysd_side(target: Path, batches: list[list[Conversation]]) -> Iterator[Roun
 
 
 @contextlib.contextmanager
-def speculators_side(folder: Path, batches: list[list[Conversation]]) -> Iterator[Round]:
+def speculators_side(folder: Path, python: Path, batches: list[list[Conversation]], train: TrainSection, rounds: int) -> Iterator[Round]:
     """Trains in a process in an environment with speculators, which ends with the context. Raises RuntimeError with the end of its log if it stops."""
     torch.save({"batches": [[(c.token_ids, c.prompt_tokens, c.states_TLH) for c in batch] for batch in batches], "draft_vocabulary": draft_vocabulary(),
-                "aux_layers": DRAFT.aux_layers, "ttt_steps": TRAIN.ttt_steps, "ttt_decay": TRAIN.ttt_decay, "lr": TRAIN.lr, "rounds": ROUNDS + 1,
+                "aux_layers": DRAFT.aux_layers, "ttt_steps": train.ttt_steps, "ttt_decay": train.ttt_decay, "lr": train.lr, "rounds": rounds,
                 "threads": threads()}, folder / "task.pt")
-    python = environment(folder / "environment")
     log = folder / "speculators.log"
     with log.open("w") as errors, subprocess.Popen([python, Path(__file__).with_name("speculators_side.py"), folder], stdin=subprocess.PIPE,
                                                    stdout=subprocess.PIPE, stderr=errors, text=True, bufsize=1,
