@@ -31,7 +31,7 @@ from raysd.backends.ray_driver import connected, last_line
 from raysd.backends.stores import open_store
 from raysd.draft.learn import learn, new_learner
 from raysd.draft.source import CapturedSource
-from raysd.draft.unfinished import Desk, Training
+from raysd.draft.unfinished import Desk, Training, save
 from raysd.draft.workers import Sharing, Together
 from raysd.errors import ExperimentError, RaysdError, StageError, TryAgainError
 from raysd.experiment import Experiment
@@ -74,6 +74,7 @@ class Order:
 def learn_on_workers(run: StageRun, target: Path, vocabulary: torch.Tensor, desk: Desk) -> Training:
     """Trains on `train.workers` workers and returns what came of it. To be called in the main thread.
 
+    Interrupted, the training goes on from its last checkpoint, which is at most `train.checkpoint_every_s` old: no worker is asked for another.
     Raises what a worker raised, if it is a RaysdError, and what the desk raises. Raises TryAgainError if workers died more often than `train.max_failures`, or
     Ray itself failed, StageError if a worker failed otherwise.
     """
@@ -269,7 +270,7 @@ class FarDesk:
         import ray
 
         with _Pieces(self._post, self._group) as pieces:
-            torch.save(document, pieces)
+            save(document, pieces)
         ray.get(self._post.keep.remote(self._group))
 
     def newest(self) -> dict[str, Any] | None:

@@ -27,6 +27,7 @@ from raysd.draft.shape import draft_shape
 from raysd.draft.source import Source
 from raysd.draft.unfinished import Desk, Training
 from raysd.draft.workers import Workers
+from raysd.draft.working import WorkingCopy
 from raysd.errors import StageError
 from raysd.experiment import Experiment
 from raysd.experiment.train import TrainSection
@@ -35,7 +36,11 @@ from raysd.target import read_shape
 from raysd.target.weights import read_embedding_and_head
 
 CURVE_EVERY = 10
-"""Steps between rows of the training curve."""
+"""Steps between rows of the training curve, which has one of the first step, too."""
+EVALUATED_AT_ONCE = 8
+"""Conversations, at most."""
+SHOWN_IDS = 4
+"""Prompts of a batch, in an error."""
 
 Whole = Callable[[], AbstractContextManager[None]]
 
@@ -80,11 +85,13 @@ def learn(section: TrainSection, learner: Learner, source: Source, choose: Seque
 
     choose: conversations of the choose split, to evaluate on. whole: what changes the training is done within it, so that an interruption finds the
     training between two changes, and keeps a checkpoint on its way out. clock: seconds that only grow.
-    Raises StageError for a loss that is no number, after a checkpoint of the last step that was good.
+    Raises StageError for a loss or weights that are no numbers, after a checkpoint of the last step that was good.
     """
     draft, optimiser, device = learner.draft, learner.optimiser, workers.device
     token_to_draft = learner.token_to_draft.cpu()  # to count with: on a GPU every count would wait for the device
     checkpoints = _Checkpoints(learner, workers, desk)
+    # An evaluation holds no more of the conversations than a part of a step does: who lowers the one lowers both.
+    beside = min(EVALUATED_AT_ONCE, max(1, section.conversations_per_step // (section.workers * section.gradient_accumulation)))
     training = checkpoints.resume()
     for row in training.curve:
         desk.note(row)
@@ -101,8 +108,9 @@ def learn(section: TrainSection, learner: Learner, source: Source, choose: Seque
                 last = training.steps == section.steps or workers.first_says(out_of_time)
                 evaluates = (training.steps in due or last) and not training.evaluated()
                 if evaluates:
+                    checkpoints.check()
                     with workers.whole(draft):
-                        counts, accuracy = evaluate(draft, choose, section)
+                        counts, accuracy = evaluate(draft, choose, section, beside)
                     weights = checkpoints.weights()
                     with whole():
                         training.note_evaluation(weights, counts, accuracy, section.served_checkpoints)
@@ -117,7 +125,7 @@ def learn(section: TrainSection, learner: Learner, source: Source, choose: Seque
                 conversations = source.step(training.steps)  # which may wait long, on a stream: an interruption need not
                 with whole():
                     training.data_wait_s += clock() - asked_s
-                    curve = (training.steps + 1) % CURVE_EVERY == 0 or training.steps + 1 in due or training.steps + 1 == section.steps
+                    curve = training.steps % CURVE_EVERY == CURVE_EVERY - 1 or training.steps + 1 in due or training.steps in (0, section.steps - 1)
                     totals, grad_norm = _step(learner, step_gradient, conversations, token_to_draft, section, training.steps, workers, curve)
                     training.steps += 1
                     training.tokens += totals.tokens
@@ -160,9 +168,12 @@ def _step(learner: Learner, step_gradient: StepGradient, conversations: list[Con
     totals = _sum(share, tokens, workers)
     grad_norm = learner.optimiser.step(step) if math.isfinite(totals.loss) else math.nan
     if not math.isfinite(grad_norm):
-        ids = ", ".join(each.prompt_id for each in conversations[:4]) + (", ..." if len(conversations) > 4 else "")
+        shares = workers.gather(([each.prompt_id for each in conversations], math.isfinite(share.loss)))
+        mine = [ids for ids, sound in shares if not sound] or [ids for ids, _ in shares]  # where no worker's own share is at fault, any may be
+        ids = sum(mine, [])
         what = f"the loss is {totals.loss}" if not math.isfinite(totals.loss) else f"the norm of the gradient is {grad_norm}"
-        raise StageError(what=f"{what} at step {step + 1}, in the batch of the prompts {ids}; the checkpoint of step {step} is kept", where="train.lr",
+        raise StageError(what=f"{what} at step {step + 1}, in the batch of the prompts {', '.join(ids[:SHOWN_IDS])}{', ...' if len(ids) > SHOWN_IDS else ''}"
+                         + (f"; the checkpoint of step {step} is kept" if step else ", which is the first"), where="train.lr",
                          fix="lower train.lr or train.grad_clip; if one batch alone does it, look at its captured states")
     return totals, grad_norm
 
@@ -176,13 +187,13 @@ def _sum(share: Share, tokens: int, workers: Workers) -> _Totals:
     return _Totals(loss, tuple(values[:steps]), tokens, summed)
 
 
-def evaluate(draft: Eagle3Draft, choose: Sequence[Conversation], section: TrainSection) -> tuple[AcceptanceCounts, list[float]]:
-    """Counts of a replay of the choose split, and the teacher-forced accuracy by position."""
-    draft.eval()
-    with torch.autocast(draft.embedding.device.type, torch.bfloat16, enabled=section.precision == "bfloat16"):
-        found = replay(draft, choose, section.served_k), teacher_forced_accuracy(draft, choose, section.served_k)
-    draft.train()
-    return found
+def evaluate(draft: Eagle3Draft, choose: Sequence[Conversation], section: TrainSection, beside: int) -> tuple[AcceptanceCounts, list[float]]:
+    """Counts of a replay of the choose split, and the teacher-forced accuracy by position; `beside` conversations at once."""
+    if section.precision == "bfloat16":
+        copy = WorkingCopy(draft)
+        copy.follow(draft)
+        draft = copy.draft
+    return replay(draft, choose, section.served_k, beside), teacher_forced_accuracy(draft, choose, section.served_k)
 
 
 def memory_bytes(device: torch.device) -> int:
@@ -218,10 +229,18 @@ class _Checkpoints:
         training.resumed_steps.append(training.steps)
         return training
 
+    def check(self) -> None:
+        """Raises StageError unless every weight is a number: a step whose loss and gradient were numbers may have gone too far."""
+        mine = [each.to_local() if hasattr(each, "to_local") else each for each in self._learner.draft.parameters()]
+        (wrong,) = self._workers.sum([sum(not bool(torch.isfinite(each).all()) for each in mine)])
+        if wrong:
+            raise StageError(what="the draft's weights have become NaN or infinite; the checkpoint before, if there is one, is kept", where="train.lr", fix="lower train.lr")
+
     def keep(self, training: Training) -> None:
-        """Keeps the training unless it is kept already."""
+        """Keeps the training unless it is kept already. Raises StageError rather than keep weights that are no numbers."""
         if self._kept == (training.steps, training.evaluated()):
             return
+        self.check()
         document = {"written": self._written + 1, "training": vars(training), "draft": self.weights(),
                     "optimiser": _of_moments(self._learner.optimiser.state_dict(), self._workers.all_of),
                     "rng": torch.get_rng_state(), "gpu_rng": torch.cuda.get_rng_state() if self._on_gpu else None}

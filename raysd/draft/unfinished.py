@@ -74,6 +74,43 @@ class Desk(Protocol):
         """The newest checkpoint that is whole, on the CPU; None if there is none."""
 
 
+class Writes(Protocol):
+    """What a checkpoint is written to."""
+
+    def write(self, content: Any, /) -> int: ...
+
+    def flush(self) -> None: ...
+
+
+def save(document: dict[str, Any], file: Writes) -> None:
+    """torch.save. Raises what a write raised, of which torch itself says only that a position in the file is unexpected."""
+    outspoken = _Outspoken(file)
+    try:
+        torch.save(document, outspoken)
+    except Exception:
+        if outspoken.error is not None:
+            raise outspoken.error from None
+        raise
+
+
+class _Outspoken:
+    """A file that keeps what was raised first."""
+
+    def __init__(self, file: Writes) -> None:
+        self._file = file
+        self.error: Exception | None = None
+
+    def write(self, content: Any) -> int:
+        try:
+            return self._file.write(content)
+        except Exception as err:
+            self.error = self.error or err
+            raise
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
 class StageDesk:
     """The desk in the stage's own process: checkpoints are pieces of the artifact, and the curve goes to TensorBoard, if that is installed."""
 
@@ -94,8 +131,8 @@ class StageDesk:
         """Raises what Kept.keep raises."""
         path = self._run.work / "checkpoint.pt"
         with self._run.whole():
-            with path.open("wb") as file:  # not by its path: torch would then say of a full disk only that a position is unexpected
-                torch.save(document, file)
+            with path.open("wb") as file:
+                save(document, file)
             self._run.pieces.keep(NAMES[document["written"] % 2], path)
 
     def newest(self) -> dict[str, Any] | None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import distributed, nn
+
+Value = TypeVar("Value")
 
 
 class Workers(Protocol):
@@ -32,6 +34,9 @@ class Workers(Protocol):
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """The sum of each value over all workers, the same at each of them."""
+
+    def gather(self, value: Value) -> list[Value]:
+        """What each of them passes, by rank, the same at each of them. Slow: for what ends a training."""
 
     def first_says(self, value: bool) -> bool:
         """What the worker of rank 0 passes: for what its clock decides."""
@@ -62,6 +67,9 @@ class Alone:
 
     def sum(self, values: Sequence[float]) -> list[float]:
         return list(values)
+
+    def gather(self, value: Value) -> list[Value]:
+        return [value]
 
     def first_says(self, value: bool) -> bool:
         return value
@@ -102,6 +110,11 @@ class Together:
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
         distributed.all_reduce(total)
         return total.tolist()
+
+    def gather(self, value: Value) -> list[Value]:
+        values = [value] * self.count
+        distributed.all_gather_object(values, value)
+        return values
 
     def first_says(self, value: bool) -> bool:
         word = torch.tensor([int(value)], device=self.device)

@@ -21,9 +21,6 @@ LOGS_BYTES = 2**17
 """Of one engine of a sweep."""
 REPORT_BYTES = 2**20
 
-CHECKPOINTS_BYTES = 48
-"""A weight: two checkpoints and the one that is being written, each with weight, best weight and two moments in float32."""
-
 ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -54,8 +51,14 @@ def expected_bytes(stage: str, experiment: Experiment, conversations: int, targe
 def disk_need_bytes(stage: str, experiment: Experiment, conversations: int, target: TargetShape | None) -> int:
     """A rough need of one stage, meant to catch a disk that is far too small."""
     size_bytes = expected_bytes(stage, experiment, conversations, target) or 0
-    checkpoints_bytes = size_bytes // ELEMENT_BYTES[experiment.target.dtype] * CHECKPOINTS_BYTES if stage == "train" else 0
-    return FLOOR_BYTES[stage] + size_bytes + checkpoints_bytes
+    weights = size_bytes // ELEMENT_BYTES[experiment.target.dtype] if stage == "train" else 0
+    return FLOOR_BYTES[stage] + size_bytes + weights * training_bytes(experiment.train.served_checkpoints, ELEMENT_BYTES[experiment.target.dtype])
+
+
+def training_bytes(candidates: int, element_bytes: int) -> int:
+    """Of each weight while it is trained: two checkpoints and the one that is being written, each with the weight, two moments and the candidates in float32,
+    and the candidates once more as they are served."""
+    return 3 * 4 * (3 + candidates) + candidates * element_bytes
 
 
 def check_disk(folder: Path, need_bytes: int, doing: str) -> None:

@@ -31,6 +31,26 @@ def _count(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
 
 
+class TimeLeft:
+    """How long an activity will still take, at the pace it has had since it was first told of."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._doing: str | None = None
+        self._since: tuple[float, float] = (0.0, 0.0)
+
+    def __call__(self, doing: str, done: float | None, total: float | None) -> str:
+        """As it follows a description: `, 2:31 left`; empty while nothing can be said."""
+        now = self._clock()
+        if done is None or not total or doing != self._doing:
+            self._doing, self._since = doing, (now, done or 0.0)
+            return ""
+        started, before = self._since
+        if not before < done < total:
+            return ""
+        return f", {clock_time((total - done) * (now - started) / (done - before))} left"
+
+
 def clock_time(seconds: float) -> str:
     """Minutes and seconds: `3:07`."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
@@ -61,14 +81,15 @@ class PlainDisplay:
 
     def _progress(self, stage: str, text: str) -> Progress:
         self._line(f"{stage}: {text}")
-        started = told_at = self._clock()
+        started, time_left = self._clock(), TimeLeft(self._clock)
+        told_at = started
 
         def progress(doing: str, done: float | None = None, total: float | None = None, unit: str = "", **figures: float) -> None:
             nonlocal told_at
-            now = self._clock()
+            now, left = self._clock(), time_left(doing, done, total)
             if now - told_at >= LINE_INTERVAL_S:
                 told_at = now
-                self._line(f"{stage}: {clock_time(now - started)} {describe(doing, done, total, unit, figures)}")
+                self._line(f"{stage}: {clock_time(now - started)} {describe(doing, done, total, unit, figures)}{left}")
 
         return progress
 
@@ -121,10 +142,11 @@ class LiveDisplay:
 
     def _progress(self, stage: str, text: str) -> Progress:
         self._clear()
-        self._task = self._bars.add_task(text, stage=stage, total=None)
+        self._task, time_left = self._bars.add_task(text, stage=stage, total=None), TimeLeft(time.monotonic)
 
         def progress(doing: str, done: float | None = None, total: float | None = None, unit: str = "", **figures: float) -> None:
-            self._bars.update(self._task, description=describe(doing, done, total, unit, figures), completed=done or 0, total=total)
+            text = describe(doing, done, total, unit, figures) + time_left(doing, done, total)
+            self._bars.update(self._task, description=text, completed=done or 0, total=total)
 
         return progress
 

@@ -35,6 +35,8 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.store or Path(scratch)
+        if (folder / "runs").exists():
+            parser.error(f"--store: {folder} holds the jobs of another run, which would be found and take no time; name an empty folder")
         folder.mkdir(parents=True, exist_ok=True)
         base = load_experiment(ROOT / "jobs" / "smollm2-cpu.yaml")
         resolve_target(base.target, no_progress)  # fetching and converting it is no part of either

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
+import io
 import os
 import random
 import signal
@@ -13,13 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from raysd.draft import learn as learn_module
 from raysd.draft import train as train_module
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.draft.gradient import StepGradient
-from raysd.draft.unfinished import NAMES, StageDesk
+from raysd.draft.unfinished import NAMES, StageDesk, save
 from raysd.errors import StageError
 from raysd.experiment import load_experiment
 from raysd.hidden_states.shards import Conversation, write_index, write_shard
@@ -125,7 +128,7 @@ def killed():
 def test_of_the_last_checkpoints_the_one_that_vllm_accepts_most_of_is_the_draft(stage, monkeypatch):
     replayed, weights, lengths = iter([9, 3, 5]), [], {4: 7, 6: 6}
 
-    def scripted_replay(draft, conversations, k):
+    def scripted_replay(draft, conversations, k, beside):
         weights.append(draft.fc.weight.detach().clone())
         accepted = next(replayed)
         return AcceptanceCounts(10, 20, accepted, (accepted, 0))
@@ -171,7 +174,7 @@ def test_answers_that_were_cut_off_are_dropped_and_too_few_of_the_rest_are_refus
 def test_the_curve_tells_of_every_position(stage):
     metrics = stage(steps=20, evaluations=1)
     curve, _ = stage.tables()
-    assert [row["step"] for row in curve] == [10, 20] and metrics["conversations"] == 6 and metrics["dropped"] == 0
+    assert [row["step"] for row in curve] == [1, 10, 20] and metrics["conversations"] == 6 and metrics["dropped"] == 0
     for row in curve:
         assert row["loss_1"] > 0 and row["loss_2"] > 0 and row["grad_norm"] > 0 and row["memory_bytes"] > 2**20 and row["data_wait_s"] >= 0
         assert row["cumulative_1"] == row["accuracy_1"] == row["conditional_1"]
@@ -207,6 +210,26 @@ def test_a_batch_that_makes_no_number_leaves_a_checkpoint_of_the_last_good_step(
     with pytest.raises(StageError, match="is nan at step 4, .*; the checkpoint of step 3 is kept"):
         stage(strike=lambda: spoiled.append(True), at=3, spoil=spoiled)
     assert stage()["resumed_steps"] == [3] and stage.steps == [4, 3]
+
+
+def test_weights_that_stop_being_numbers_are_neither_a_draft_nor_a_checkpoint(stage):
+    """A step whose loss and gradient were numbers can go too far; nothing of the next one would tell where it is the last."""
+    for evaluations in (1, 3):
+        with pytest.raises(StageError, match="weights have become NaN or infinite"):
+            stage(lr=1e38, steps=evaluations, evaluations=evaluations, decay_frac=0.0)
+        assert not (stage.out / "draft").exists() and not stage.pieces()
+
+
+def test_a_target_in_float16_trains_a_draft(stage):
+    target = stage.experiment.target.model_copy(update={"dtype": "float16"})
+    stage.experiment = stage.experiment.model_copy(update={"target": target})
+    shard = stage.captured / "shard-00000.safetensors"
+    tensors, metadata = load_file(shard), safe_open(shard, "pt").metadata()
+    save_file(tensors | {"states": tensors["states"].to(torch.float16)}, shard, metadata=metadata)
+    for precision in ("bfloat16", "float32"):
+        stage(precision, precision=precision)
+        weights = load_file(stage.out / "draft" / "model.safetensors")
+        assert weights["fc.weight"].dtype == torch.float16 and all(bool(torch.isfinite(each).all()) for each in weights.values() if each.is_floating_point())
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -276,6 +299,12 @@ def test_a_kill_while_the_acceptance_is_measured_repeats_no_step(stage):
     assert stage.draft() == draft and stage.tables() == [[timed(row) for row in rows] for rows in tables]
 
 
+def test_a_time_budget_that_ends_at_the_first_step_leaves_a_curve_of_it(stage):
+    metrics = stage(steps=1000, time_budget_s=1e-9)
+    (row,) = stage.tables()[0]
+    assert metrics["steps"] == row["step"] == 1 and row["loss_2"] > 0 and 0 <= row["accuracy_1"] <= 1
+
+
 def test_the_time_budget_counts_over_attempts(stage, signals):
     budget = {"steps": 20, "time_budget_s": 4.5 * STEP_S, "evaluations": 1}
     assert stage("uninterrupted", **budget)["steps"] == 5
@@ -285,6 +314,18 @@ def test_the_time_budget_counts_over_attempts(stage, signals):
         stage(strike=functools.partial(signal.raise_signal, signal.SIGTERM), at=2, **budget)
     metrics = stage(**budget)
     assert metrics["steps"] == 5 and stage.steps == [5, 3, 2] and metrics["elapsed_s"] == pytest.approx(5 * STEP_S) and stage.draft() == draft
+
+
+@pytest.mark.parametrize("room_bytes", [0, 100, 10_000, 40_000])
+def test_a_disk_that_fills_up_while_a_checkpoint_is_written_is_named(room_bytes):
+    class Filling(io.BytesIO):
+        def write(self, content) -> int:
+            if self.tell() + len(content) > room_bytes:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(content)
+
+    with pytest.raises(OSError, match="No space left on device"):
+        save({"written": 1, "weights": small_draft().state_dict()}, Filling())
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which is always full")

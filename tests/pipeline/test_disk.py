@@ -33,7 +33,7 @@ def test_a_draft_is_as_large_as_it_will_be(write_experiment: Callable[..., Path]
     draft = Eagle3Draft(draft_shape(experiment.draft, target), torch.zeros(256, 64), torch.arange(64))
     wide = sum(p.numel() for p in draft.parameters() if p.dim() > 1)
     assert expected_bytes("train", experiment, 10, target) == 2 * wide
-    assert disk_need_bytes("train", experiment, 10, target) == FLOOR_BYTES["train"] + 2 * wide + 48 * wide
+    assert disk_need_bytes("train", experiment, 10, target) == FLOOR_BYTES["train"] + 2 * wide + (60 + 2 * 2) * wide
     assert wide < expected_bytes("quantize", experiment, 10, target) < 2 * wide
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from raysd.pipeline.display import LiveDisplay, PlainDisplay, describe, open_display
+from raysd.pipeline.display import LiveDisplay, PlainDisplay, TimeLeft, describe, open_display
 
 
 def test_a_line_says_how_far_it_is_and_with_which_units():
@@ -26,7 +26,18 @@ def test_plain_lines_come_at_most_every_ten_seconds():
     lines = stream.getvalue().splitlines()
     assert lines[0] == "train: started, attempt 2 (never run)"
     assert [line.split()[1] for line in lines[1:-1]] == ["0:10", "0:20", "0:30"]
+    assert lines[1] == "train: 0:10 training 10/36 steps (28%), 0:26 left"
     assert lines[-1] == "train: done in 3:07"
+
+
+def test_a_line_says_how_long_it_will_take_at_the_pace_of_its_own_activity():
+    now = [0.0]
+    left = TimeLeft(lambda: now[0])
+    assert left("starting", None, None) == "" and left("training", 100, 400) == ""  # goes on from step 100
+    now[0] = 50.0
+    assert left("training", 200, 400) == ", 1:40 left"
+    assert left("training", 400, 400) == ""
+    assert left("serving", 0, 2) == "" and left("serving", 0, 2) == ""
 
 
 def test_a_stream_that_is_no_terminal_gets_plain_lines():
