@@ -10,6 +10,7 @@ token t + 2 + j, and attends to what vLLM's KV cache would hold then: the step-0
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +23,8 @@ from raysd.draft.shape import DraftShape
 
 LENGTH_BUCKET = 32
 """Attention's lengths are rounded up to this, so that few shapes occur (see batch.py)."""
+SHORTEST_BESIDE = 0.6
+"""Of the longest conversation that one lies beside in attention, its own length: padding more would cost more than another product."""
 
 
 @dataclass
@@ -49,12 +52,20 @@ class Rows:
 
 
 @dataclass
+class Beside:
+    """Conversations of similar length, which lie side by side in attention."""
+
+    conversations: list[int]
+    hidden_BMN: torch.Tensor
+    """[conversations, asked rows, rows] what a row must not see, as -inf to add to its scores."""
+
+
+@dataclass
 class Unrolling:
     """What later draft steps need of the earlier ones."""
 
     step: int
-    hidden_BMN: torch.Tensor
-    """What a row must not see, as -inf to add to its scores; conversations side by side."""
+    beside: list[Beside]
     fed_back_MH: torch.Tensor
     keys_NKD: torch.Tensor
     values_NKW: torch.Tensor
@@ -102,9 +113,9 @@ class Eagle3Draft(nn.Module):
         attention = self.midlayer["self_attn"]
         keys, values = attention.keys_values(inputs_N2H, rows.positions_N)
         queries = attention.queries(inputs_N2H[asked], rows.positions_N[asked])
-        hidden = _hidden(rows, queries.dtype)
-        normed, fed_back = self._finish(_attend(queries, attention.scale, keys, values, rows, hidden, []), residual[asked])
-        return normed, Unrolling(0, hidden, fed_back, keys, values)
+        beside = _beside(rows, queries.dtype)
+        normed, fed_back = self._finish(_attend(queries, attention.scale, keys, values, rows, beside, []), residual[asked])
+        return normed, Unrolling(0, beside, fed_back, keys, values)
 
     def next(self, rows: Rows, unrolling: Unrolling, tokens_M: torch.Tensor) -> tuple[torch.Tensor, Unrolling]:
         """One more draft step: tokens_M are token t + 1 + j of the asked rows, the captured ones in training, the draft's own when it drafts."""
@@ -114,9 +125,9 @@ class Eagle3Draft(nn.Module):
         attention = self.midlayer["self_attn"]
         own = unrolling.own_MK + [attention.keys_values(inputs, positions)]
         queries = attention.queries(inputs, positions)
-        attended = _attend(queries, attention.scale, unrolling.keys_NKD, unrolling.values_NKW, rows, unrolling.hidden_BMN, own)
+        attended = _attend(queries, attention.scale, unrolling.keys_NKD, unrolling.values_NKW, rows, unrolling.beside, own)
         normed, fed_back = self._finish(attended, residual)
-        return normed, Unrolling(step, unrolling.hidden_BMN, fed_back, unrolling.keys_NKD, unrolling.values_NKW, own)
+        return normed, Unrolling(step, unrolling.beside, fed_back, unrolling.keys_NKD, unrolling.values_NKW, own)
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
         """Logits [..., V] over the draft's vocabulary."""
@@ -142,47 +153,68 @@ class Eagle3Draft(nn.Module):
         return normed, normed if self.shape.norm_output else prenorm
 
 
-def _attend(queries_MQD: torch.Tensor, scale: float, keys_NKD: torch.Tensor, values_NKW: torch.Tensor, rows: Rows, hidden_BMN: torch.Tensor,
+def _attend(queries_MQD: torch.Tensor, scale: float, keys_NKD: torch.Tensor, values_NKW: torch.Tensor, rows: Rows, beside: list[Beside],
             own_MK: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
-    """[M, Q * W]: one softmax over the step-0 keys that a row sees and its own key of each later step.
+    """[M, Q * W]: one softmax over the step-0 keys that a row sees and its own key of each later step. Only here conversations are padded."""
+    queries, keys, values = queries_MQD.split(rows.asked), keys_NKD.split(rows.counts), values_NKW.split(rows.counts)
+    own = [(k.split(rows.asked), v.split(rows.asked)) for k, v in own_MK]
+    found: dict[int, torch.Tensor] = {}
+    for each in beside:
+        queries_, keys_, values_ = ([packed[i] for i in each.conversations] for packed in (queries, keys, values))
+        own_ = [tuple([packed[i] for i in each.conversations] for packed in pair) for pair in own]
+        found |= zip(each.conversations, _attend_beside(queries_, scale, keys_, values_, each.hidden_BMN, own_), strict=True)
+    return torch.cat([found[i] for i in range(len(rows.asked))])
 
-    Only here conversations lie side by side, padded: B conversations, their rows and asked rows as in `hidden_BMN`. The G = Q / K query heads of a key
-    head become G times the rows beside it, so that keys and values are not copied for each query head.
+
+def _attend_beside(queries_MQD: list[torch.Tensor], scale: float, keys_NKD: list[torch.Tensor], values_NKW: list[torch.Tensor], hidden_BMN: torch.Tensor,
+                   own_MK: list[tuple[list[torch.Tensor], list[torch.Tensor]]]) -> Iterator[torch.Tensor]:
+    """`_attend` for conversations side by side, each an entry of the lists.
+
+    The G = Q / K query heads of a key head become G times the rows beside it, so that keys and values are not copied for each query head.
     """
-    heads = keys_NKD.shape[1]
-    groups = queries_MQD.shape[1] // heads
-    conversations, asked, _ = hidden_BMN.shape
+    heads = keys_NKD[0].shape[1]
+    groups = queries_MQD[0].shape[1] // heads
+    _, asked, count = hidden_BMN.shape
     # [B, K, G, asked, D]: query head k * G + g reads key head k.
-    queries = _side_by_side(queries_MQD, rows.asked, asked).unflatten(2, (heads, groups)).permute(0, 2, 3, 1, 4)
-    keys, values = (_side_by_side(x, rows.counts, hidden_BMN.shape[2]).transpose(1, 2).flatten(0, 1) for x in (keys_NKD, values_NKW))
+    queries = _side_by_side(queries_MQD, asked).unflatten(2, (heads, groups)).permute(0, 2, 3, 1, 4)
+    keys, values = (_side_by_side(x, count).transpose(1, 2).flatten(0, 1) for x in (keys_NKD, values_NKW))
     hidden = hidden_BMN[:, None, None].expand(-1, heads, groups, -1, -1).flatten(0, 1).flatten(1, 2)
     scores = torch.baddbmm(hidden, queries.flatten(0, 1).flatten(1, 2), keys.transpose(1, 2), alpha=scale)
-    own = [tuple(_side_by_side(x, rows.asked, asked).transpose(1, 2)[:, :, None] for x in pair) for pair in own_MK]
+    own = [tuple(_side_by_side(x, asked).transpose(1, 2)[:, :, None] for x in pair) for pair in own_MK]
     if own:
         diagonal = torch.stack([(queries * k).sum(-1) * scale for k, _ in own], dim=-1)
         scores = torch.cat([scores, diagonal.flatten(0, 1).flatten(1, 2)], dim=-1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(values.dtype)
-    out = (weights[..., :keys.shape[1]] @ values).view(*queries.shape[:-1], -1)
+    out = (weights[..., :count] @ values).view(*queries.shape[:-1], -1)
     for i, (_, v) in enumerate(own):
-        out = out + weights[..., keys.shape[1] + i].view(queries.shape[:-1])[..., None] * v
+        out = out + weights[..., count + i].view(queries.shape[:-1])[..., None] * v
     out = out.permute(0, 3, 1, 2, 4).flatten(2)
-    return torch.cat([out[b, :count] for b, count in enumerate(rows.asked)])
+    return (each[:len(asking)] for each, asking in zip(out, queries_MQD, strict=True))
 
 
-def _hidden(rows: Rows, dtype: torch.dtype) -> torch.Tensor:
-    """[B, asked rows, rows] -inf where a row must not look: asked row i is row count - asked + i of its conversation and sees the rows up to itself.
+def _beside(rows: Rows, dtype: torch.dtype) -> list[Beside]:
+    """Which conversations lie beside which, the longest first, and what their rows must not see.
 
-    Both lengths are rounded up to LENGTH_BUCKET. What a padding row sees does not matter; no row sees a padding key.
+    Asked row i is row count - asked + i of its conversation and sees the rows up to itself. Lengths are rounded up to LENGTH_BUCKET. What a padding row sees
+    does not matter; no row sees a padding key.
     """
-    device = rows.tokens_N.device
-    longest_asked, longest = (-(-max(lengths) // LENGTH_BUCKET) * LENGTH_BUCKET for lengths in (rows.asked, rows.counts))
-    first = torch.tensor(rows.counts, device=device) - torch.tensor(rows.asked, device=device)
-    own_row = first[:, None] + torch.arange(longest_asked, device=device)
-    unseen = torch.arange(longest, device=device) > own_row[..., None]
-    return torch.zeros(unseen.shape, dtype=dtype, device=device).masked_fill_(unseen, float("-inf"))
+    device, groups, longest = rows.tokens_N.device, [], 0
+    for i in sorted(range(len(rows.counts)), key=lambda i: (-rows.counts[i], i)):
+        if rows.counts[i] < SHORTEST_BESIDE * longest or not groups:
+            groups.append([])
+            longest = rows.counts[i]
+        groups[-1].append(i)
+    found = []
+    for group in groups:
+        counts, asked = (torch.tensor([lengths[i] for i in group], device=device) for lengths in (rows.counts, rows.asked))
+        longest_asked, longest = (-(-max(lengths[i] for i in group) // LENGTH_BUCKET) * LENGTH_BUCKET for lengths in (rows.asked, rows.counts))
+        own_row = (counts - asked)[:, None] + torch.arange(longest_asked, device=device)
+        unseen = torch.arange(longest, device=device) > own_row[..., None]
+        found.append(Beside(group, torch.zeros(unseen.shape, dtype=dtype, device=device).masked_fill_(unseen, float("-inf"))))
+    return found
 
 
-def _side_by_side(packed: torch.Tensor, lengths: list[int], width: int) -> torch.Tensor:
-    """[B, width, ...] of packed rows: each conversation padded with zeros."""
-    padded = nn.utils.rnn.pad_sequence(packed.split(lengths), batch_first=True)
+def _side_by_side(conversations: Sequence[torch.Tensor], width: int) -> torch.Tensor:
+    """[B, width, ...]: each conversation padded with zeros."""
+    padded = nn.utils.rnn.pad_sequence(conversations, batch_first=True)
     return F.pad(padded, (0, 0) * (padded.ndim - 2) + (0, width - padded.shape[1]))

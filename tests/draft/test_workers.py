@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,19 @@ from raysd.draft.optimiser import DraftOptimiser
 from raysd.draft.source import CapturedSource
 from raysd.draft.unfinished import Training
 from raysd.draft.workers import Alone, Sharing, Together, Workers
+from raysd.errors import StageError
 from raysd.experiment.train import TrainSection
-from raysd.hidden_states.shards import Captured, write_index, write_shard
+from raysd.hidden_states.shards import Captured, Conversation, write_index, write_shard
 from tests.tiny_drafts import TARGET_VOCAB, conversation, draft_and_target, small_draft, small_shape
 
 CPU = torch.device("cpu")
 SETTINGS = {"conversations_per_step": 4, "ttt_steps": 2, "precision": "float32", "steps": 12, "evaluations": 2, "served_k": 2, "lr": 1e-2, "checkpoint_every_s": 1e-9}
 TWO = {"ddp": TrainSection(**SETTINGS, workers=2), "fsdp": TrainSection(**SETTINGS, workers=2, parallel="fsdp")}
 ONE = TrainSection(**SETTINGS, gradient_accumulation=2)
+
+
+SPOILED = 11
+"""The conversation with a state that is no number, in the folder `spoiled`."""
 
 
 class FileDesk:
@@ -67,6 +73,10 @@ def worker(rank: int, folder: Path) -> None:
         for name, newest in ((kind, None), (f"{kind}-resumed", folder / kind / "5.pt")):
             training = learn_from(folder / "captured", TWO[kind], workers, FileDesk(folder / name, newest))
             torch.save(vars(training), folder / f"{name}-{rank}.pt")
+        try:
+            learn_from(folder / "spoiled", TWO[kind], workers, FileDesk(folder / f"{kind}-spoiled"))
+        except StageError as err:
+            (folder / f"{kind}-spoiled-{rank}.txt").write_text(err.what)
     distributed.destroy_process_group()
 
 
@@ -74,14 +84,20 @@ def worker(rank: int, folder: Path) -> None:
 def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what two workers came to, and one alone (`ddp-0.pt`, ..., `one-0.pt`), and beside it their checkpoints (`ddp/5.pt`, ...)."""
     folder = tmp_path_factory.mktemp("workers")
-    captured = folder / "captured"
-    captured.mkdir()
-    conversations = [conversation(12 + 7 * (i % 5), 4, seed=i) for i in range(18)]
-    write_shard(captured / "shard-00000.safetensors", [replace(each, split="choose" if i < 3 else "train") for i, each in enumerate(conversations)])
-    write_index(captured)
+    conversations = [replace(conversation(12 + 7 * (i % 5), 4, seed=i), prompt_id=f"prompt-{i}", split="choose" if i < 3 else "train") for i in range(18)]
+    write_captured(folder / "captured", conversations)
+    states = conversations[SPOILED].states_TLH.clone()
+    states[6] = float("nan")
+    write_captured(folder / "spoiled", [replace(each, states_TLH=states) if i == SPOILED else each for i, each in enumerate(conversations)])
     torch.multiprocessing.spawn(worker, (folder,), nprocs=2)
     alone(folder, "one", ONE)
     return folder
+
+
+def write_captured(folder: Path, conversations: list[Conversation]) -> None:
+    folder.mkdir()
+    write_shard(folder / "shard-00000.safetensors", conversations)
+    write_index(folder)
 
 
 def alone(folder: Path, name: str, section: TrainSection, newest: Path | None = None) -> None:
@@ -101,6 +117,12 @@ def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
     assert one.keys() == other.keys() and one
     for name in one:
         torch.testing.assert_close(one[name], other[name], rtol=1e-3, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_every_worker_names_the_share_of_the_batch_that_makes_no_number(learned, kind):
+    told = [(learned / f"{kind}-spoiled-{rank}.txt").read_text() for rank in (0, 1)]
+    assert told[0] == told[1] and f"prompt-{SPOILED}" in told[0] and len(re.findall("prompt-", told[0])) == TWO[kind].conversations_per_step // 2
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
