@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from raysd.draft.batch import pack
+from raysd.draft.model import LENGTH_BUCKET, _beside
 from raysd.draft.replay import proposals
 from tests.tiny_drafts import LATENT, conversation, small_draft, small_shape
 
@@ -101,7 +102,8 @@ SHAPES = {"eagle3": {}, "eagle3.1": {"fc_norm": True, "norm_output": True}, "nor
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
 def test_packed_unrolling_proposes_what_one_query_at_a_time_proposes(changes):
     draft = small_draft(small_shape(**changes))
-    conversations = [conversation(23, 5, seed=1), conversation(9, 3, seed=2), conversation(17, 12, seed=3)]
+    # The second and the fourth are too short to lie beside the others.
+    conversations = [conversation(23, 5, seed=1), conversation(9, 3, seed=2), conversation(17, 12, seed=3), conversation(8, 4, seed=4)]
     with torch.no_grad():
         packed = proposals(draft, pack(conversations, 3), 3)
         column = 0
@@ -123,3 +125,13 @@ def test_a_conversation_is_not_touched_by_the_ones_packed_beside_it():
     alone = draft.first(pack([c], 1).rows)[0]
     beside = draft.first(pack([conversation(30, 2, seed=5), c], 1).rows)[0]
     torch.testing.assert_close(beside[-len(alone):], alone)
+
+
+@pytest.mark.parametrize("lengths", [[1000, 30, 28, 30, 25, 30, 29], [40] * 8, [512, 400, 300, 200, 100, 50, 25, 12]])
+def test_little_of_attention_is_padding(lengths):
+    rows = pack([conversation(length + 2, 4, seed=i) for i, length in enumerate(lengths)], 1).rows
+    beside = _beside(rows, torch.float32)
+    assert sorted(i for each in beside for i in each.conversations) == list(range(len(lengths)))
+    rounded = [-(-count // LENGTH_BUCKET) * LENGTH_BUCKET for count in rows.counts]
+    padded = sum(len(each.conversations) * each.hidden_BMN[0].numel() for each in beside)
+    assert padded <= 1.7 * sum(length * -(-asked // LENGTH_BUCKET) * LENGTH_BUCKET for length, asked in zip(rounded, rows.asked, strict=True))
