@@ -61,10 +61,19 @@ def tiny_minimax(folder: Path, *, layers: int = 4, hidden: int = 64, vocab: int 
     """
     from transformers import MiniMaxM2Config, MiniMaxM2ForCausalLM
 
-    # As many heads as make one weight larger than 1 MiB: see tiny_llama.
-    sizes = dict(head_dim=128, rotary_dim=64, num_attention_heads=64, num_key_value_heads=2, intermediate_size=128, num_local_experts=8, num_experts_per_tok=1,
+    # As many heads as make one weight larger than 1 MiB: see tiny_llama. As many key heads as vLLM's attention on CPU asks for with some tens of requests: it
+    # takes the rows of a key head's query heads together, and only so many.
+    sizes = dict(head_dim=128, rotary_dim=64, num_attention_heads=64, num_key_value_heads=8, intermediate_size=128, num_local_experts=8, num_experts_per_tok=1,
                  rope_theta=5e6, scoring_func="softmax", use_qk_norm=True, use_routing_bias=True, num_mtp_modules=0)
     return _save(folder, MiniMaxM2ForCausalLM, MiniMaxM2Config, vocab, seed, sizes | dict(hidden_size=hidden, num_hidden_layers=layers, max_position_embeddings=max_positions))
+
+
+def tiny_qwen(folder: Path, *, layers: int = 4, hidden: int = 64, vocab: int = 512, max_positions: int = 512, seed: int = 0) -> Path:
+    """A target in Qwen3's layout with random weights: Llama's, with queries and keys normed head by head, and heads wider than the hidden size gives."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    sizes = dict(intermediate_size=2**18 // hidden + 64, num_attention_heads=4, num_key_value_heads=2, head_dim=32, rope_theta=1e6)
+    return _save(folder, Qwen3ForCausalLM, Qwen3Config, vocab, seed, sizes | dict(hidden_size=hidden, num_hidden_layers=layers, max_position_embeddings=max_positions))
 
 
 def _save(folder: Path, model_class, config_class, vocab: int, seed: int, sizes: dict) -> Path:

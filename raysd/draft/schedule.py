@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from array import array
 
 
 def lr_factor(step: int, steps: int, warmup_frac: float, decay_frac: float) -> float:
@@ -13,14 +14,22 @@ def lr_factor(step: int, steps: int, warmup_frac: float, decay_frac: float) -> f
     return min(1.0, rise, fall)
 
 
-def conversation_order(count: int, wanted: int, seed: int) -> list[int]:
-    """`wanted` conversation indices: whole epochs, each shuffled by its own seed, so that any prefix is reproducible."""
-    order: list[int] = []
-    epoch = 0
-    while len(order) < wanted:
-        order += epoch_order(count, epoch, seed)
-        epoch += 1
-    return order[:wanted]
+class ConversationOrder:
+    """Which conversation comes when: whole epochs, each shuffled by its own seed, so that any place of it is reproducible. Holds one epoch."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self._count, self._seed = count, seed
+        self._epoch, self._indices = -1, array("q")
+
+    def between(self, start: int, stop: int) -> list[int]:
+        """Conversation indices of the places start to stop - 1, counted over all epochs."""
+        found = []
+        for place in range(start, stop):
+            epoch, within = divmod(place, self._count)
+            if epoch != self._epoch:
+                self._epoch, self._indices = epoch, array("q", epoch_order(self._count, epoch, self._seed))
+            found.append(self._indices[within])
+        return found
 
 
 def epoch_order(count: int, epoch: int, seed: int) -> list[int]:

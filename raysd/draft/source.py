@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from raysd.draft.gradient import balanced
-from raysd.draft.schedule import conversation_order
+from raysd.draft.schedule import ConversationOrder
 from raysd.experiment.train import TrainSection
 from raysd.hidden_states.shards import Captured, Conversation
 
@@ -24,7 +23,7 @@ class CapturedSource:
 
     def __init__(self, captured: Captured, section: TrainSection, rank: int, workers: int) -> None:
         self._captured, self._rank, self._workers, self._per_step = captured, rank, workers, section.conversations_per_step
-        self._order = conversation_order(len(captured), section.steps * self._per_step, section.seed)
+        self._order = ConversationOrder(len(captured), section.seed)
         self._steps = section.steps
         self._reader = ThreadPoolExecutor(1)
         self._ahead: tuple[int, Future[list[Conversation]]] | None = None
@@ -43,6 +42,6 @@ class CapturedSource:
         return found
 
     def _read(self, number: int) -> list[Conversation]:
-        chosen: Sequence[int] = self._order[number * self._per_step:(number + 1) * self._per_step]
+        chosen = self._order.between(number * self._per_step, (number + 1) * self._per_step)
         share = balanced([self._captured.tokens(i) for i in chosen], self._workers)[self._rank]
         return [self._captured[chosen[i]] for i in sorted(share)]

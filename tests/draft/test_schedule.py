@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from raysd.draft.schedule import conversation_order, lr_factor
+from raysd.draft.schedule import ConversationOrder, lr_factor
 
 
 def test_the_learning_rate_rises_stays_and_falls():
@@ -8,8 +8,8 @@ def test_the_learning_rate_rises_stays_and_falls():
     assert factors[0] == 0.1 and factors[9] == 1.0 and factors[49] == 1.0 and factors[75] == 0.5 and 0 < factors[99] <= 0.02
 
 
-def test_every_epoch_holds_every_conversation_once_and_prefixes_agree():
-    order = conversation_order(7, 21, seed=3)
+def test_every_epoch_holds_every_conversation_once_wherever_one_starts():
+    order = ConversationOrder(7, seed=3).between(0, 21)
     assert all(sorted(order[i:i + 7]) == list(range(7)) for i in (0, 7, 14))
     assert order[:7] != order[7:14]
-    assert conversation_order(7, 10, seed=3) == order[:10] and conversation_order(7, 21, seed=4) != order
+    assert ConversationOrder(7, seed=3).between(5, 16) == order[5:16] and ConversationOrder(7, seed=4).between(0, 21) != order

@@ -102,7 +102,7 @@ def test_a_run_on_a_stream_that_is_killed_goes_on_and_ends_with_a_draft_that_is_
     assert run["acceptance_length"]["bf16"] > 1.05 and run["lossless"]["bf16"]["broken"] == 0
     metrics = json.loads((Path(run["stages"][0]["artifact"]) / "record.json").read_text())["metrics"]
     assert metrics["steps"] == 90 and metrics["conversations"] == 360 and 0 < metrics["resumed_steps"][0] < 90
-    assert metrics["served"]["acceptance_length"] == pytest.approx(metrics["replay"]["acceptance_length"], rel=0.1)
+    assert metrics["served"]["acceptance_length"] == pytest.approx(metrics["replay"]["acceptance_length"], rel=0.03)
     assert max(metrics["capture"]["hf_relative_error"].values()) < 0.05
     print(json.dumps({"states_bytes": metrics["capture"]["bytes"], **{str(folder): most for folder, most in watch.most_bytes.items()}}))
     # All of Ray's and everybody's temporary files, and the store but for the draft and its checkpoints, are a fraction of the states that went by.

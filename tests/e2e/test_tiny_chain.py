@@ -57,7 +57,7 @@ def test_the_replayed_acceptance_is_near_what_vllm_counts(first_run):
     """The draft in raysd and the draft in vLLM are the same model: the walk over captured answers predicts vLLM's counters."""
     _, run = first_run
     metrics = record(run, "train")["metrics"]
-    assert metrics["served"]["acceptance_length"] == pytest.approx(metrics["replay"]["acceptance_length"], rel=0.1)
+    assert metrics["served"]["acceptance_length"] == pytest.approx(metrics["replay"]["acceptance_length"], rel=0.03)
 
 
 def test_cells_and_the_report_are_there(first_run):
@@ -91,4 +91,4 @@ def test_an_eagle31_draft_with_the_whole_vocabulary_is_served_as_it_was_trained(
     run = json.loads(done.stdout)
     metrics = record(run, "train")["metrics"]
     assert run["acceptance_length"]["bf16"] > 1.05 and run["lossless"]["bf16"]["broken"] == 0
-    assert metrics["served"]["acceptance_length"] == pytest.approx(metrics["replay"]["acceptance_length"], rel=0.1)
+    assert metrics["served"]["acceptance_length"] == pytest.approx(metrics["replay"]["acceptance_length"], rel=0.03)

@@ -11,11 +11,11 @@ from raysd.experiment import Experiment
 from raysd.hidden_states.capture import capture
 from raysd.hidden_states.shards import Captured
 from tests.stage_runs import attempt
-from tests.tiny_models import tiny_deepseek, tiny_minimax
+from tests.tiny_models import tiny_deepseek, tiny_minimax, tiny_qwen
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [tiny_deepseek, tiny_minimax])
+@pytest.mark.parametrize("make", [tiny_deepseek, tiny_minimax, tiny_qwen])
 def test_a_target_of_another_layout_is_captured(make, tmp_path):
     target = make(tmp_path / "target")
     rows = [{"id": f"p{i}", "topic": f"t{i}", "split": split, "prompt": "bado kelu " * (i + 1)} for i, split in enumerate(["train", "train", "choose", "report"])]
