@@ -163,7 +163,7 @@ def _attend(queries_MQD: torch.Tensor, scale: float, keys_NKD: torch.Tensor, val
         queries_, keys_, values_ = ([packed[i] for i in each.conversations] for packed in (queries, keys, values))
         own_ = [tuple([packed[i] for i in each.conversations] for packed in pair) for pair in own]
         found |= zip(each.conversations, _attend_beside(queries_, scale, keys_, values_, each.hidden_BMN, own_), strict=True)
-    return torch.cat([found[i] for i in range(len(rows.asked))])
+    return torch.cat([found[i] for i in sorted(found)])
 
 
 def _attend_beside(queries_MQD: list[torch.Tensor], scale: float, keys_NKD: list[torch.Tensor], values_NKW: list[torch.Tensor], hidden_BMN: torch.Tensor,
@@ -193,13 +193,14 @@ def _attend_beside(queries_MQD: list[torch.Tensor], scale: float, keys_NKD: list
 
 
 def _beside(rows: Rows, dtype: torch.dtype) -> list[Beside]:
-    """Which conversations lie beside which, the longest first, and what their rows must not see.
+    """Which conversations lie beside which, the longest first, and what their rows must not see. One that is asked nothing lies nowhere.
 
     Asked row i is row count - asked + i of its conversation and sees the rows up to itself. Lengths are rounded up to LENGTH_BUCKET. What a padding row sees
     does not matter; no row sees a padding key.
     """
     device, groups, longest = rows.tokens_N.device, [], 0
-    for i in sorted(range(len(rows.counts)), key=lambda i: (-rows.counts[i], i)):
+    asking = [i for i, asked in enumerate(rows.asked) if asked]
+    for i in sorted(asking, key=lambda i: (-rows.counts[i], i)):
         if rows.counts[i] < SHORTEST_BESIDE * longest or not groups:
             groups.append([])
             longest = rows.counts[i]

@@ -135,3 +135,12 @@ def test_little_of_attention_is_padding(lengths):
     rounded = [-(-count // LENGTH_BUCKET) * LENGTH_BUCKET for count in rows.counts]
     padded = sum(len(each.conversations) * each.hidden_BMN[0].numel() for each in beside)
     assert padded <= 1.7 * sum(length * -(-asked // LENGTH_BUCKET) * LENGTH_BUCKET for length, asked in zip(rounded, rows.asked, strict=True))
+
+
+def test_idle_rows_change_nothing_whether_or_not_they_are_asked():
+    draft, c = small_draft(), conversation(23, 5, seed=1)
+    alone = draft.first(pack([c], 1).rows)[0]
+    for bucket, idle_asked in ((17, 0), (16, 15)):
+        rows = pack([c], 1, row_bucket=bucket).rows
+        assert len(rows.counts) == 2 and rows.asked[1] == idle_asked
+        torch.testing.assert_close(draft.first(rows)[0][:len(alone)], alone)
