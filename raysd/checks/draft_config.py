@@ -22,6 +22,7 @@ SPECULATORS = {"llama": "Eagle3LlamaForCausalLM", "qwen3": "Eagle3Qwen3ForCausal
 """`model_type` of a Speculators draft's layers to the architecture that vLLM makes of it (transformers_utils/configs/speculators/algos.py)."""
 
 IDS = "eagle_aux_hidden_state_layer_ids"
+SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 NAME_A_DRAFT = "name a draft that was trained for this target, or remove the field and train one"
 
 
@@ -43,7 +44,7 @@ def read_json(folder: Path, name: str = "config.json") -> dict[str, Any]:
 
 def unreadable(path: Path, reason: str) -> ExperimentError:
     """For a folder that is no draft at all, or one that is damaged."""
-    return ExperimentError(what=f"{path} {reason}", where=f"draft.checkpoint: {path.parent}", fix="name a folder that vLLM loads as a draft, in safetensors")
+    return ExperimentError(what=f"{path} {reason}", where=f"draft.checkpoint: {path.parent}", fix="name a folder that vLLM loads as a draft")
 
 
 def is_speculators(config: dict[str, Any]) -> bool:
@@ -59,8 +60,12 @@ def flat_config(folder: Path) -> dict[str, Any]:
     config = read_json(folder)
     if is_speculators(config):
         config = _from_speculators(folder, config)
-    if not isinstance(config.get("eagle_config") or {}, dict):
-        refuse(folder, f"its config.json has eagle_config = {config['eagle_config']!r:.60}, not an object")
+    eagle = config.get("eagle_config") or {}
+    if not isinstance(eagle, dict):
+        refuse(folder, f"its config.json has eagle_config = {eagle!r:.60}, not an object")
+    for part, names in ((config, SWITCHES), (eagle, ("use_aux_hidden_state", "norm_before_fc"))):
+        for name in names:
+            switch(folder, part, name)
     return config
 
 
@@ -71,7 +76,7 @@ def _from_speculators(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(layer, dict):
         refuse(folder, f"its config.json has transformer_layer_config = {layer!r:.60}, not an object")
     model_type = layer.get("model_type", "llama")
-    if model_type not in SPECULATORS:
+    if model_type not in tuple(SPECULATORS):  # it need not be hashable
         refuse(folder, f"its layers have the model_type {model_type!r:.60}; of a Speculators draft vLLM loads {', '.join(SPECULATORS)}")
     named = {name: config[name] for name in (IDS, "target_hidden_size") if config.get(name) is not None}
     switches = {name: config.get(name, default) for name, default in
@@ -99,6 +104,27 @@ def count(folder: Path, config: dict[str, Any], name: str, default: int | None =
     return value
 
 
+def switch(folder: Path, config: dict[str, Any], name: str, default: bool = False) -> bool:
+    """A yes or no in the config; null is no, as vLLM reads it. Raises ExperimentError for anything else: to vLLM "false" is a yes."""
+    value = config.get(name, default)
+    if value is not None and type(value) is not bool:
+        refuse(folder, f"its {name} is {value!r:.60}, neither true nor false", "correct it in a copy of the draft")
+    return bool(value)
+
+
 def reads_aux_states(config: dict[str, Any]) -> bool:
     """Whether the draft reads several layers of the target, as nearly all do; if not, it reads what the last layer hands to the head."""
-    return (config.get("eagle_config") or {}).get("use_aux_hidden_state", True) is not False
+    return bool((config.get("eagle_config") or {}).get("use_aux_hidden_state", True))
+
+
+def reads_norm_before_fc(config: dict[str, Any]) -> bool:
+    """Whether one norm over all that `fc` reads stands before it; what eagle_config says comes first."""
+    return bool((config.get("eagle_config") or {}).get("norm_before_fc", config.get("norm_before_fc")))
+
+
+def head_size(folder: Path, config: dict[str, Any], family: Family) -> int:
+    """Width of what is rotated of a head, or may be. Raises ExperimentError if the config does not say."""
+    if family == "mla":
+        return count(folder, config, "qk_rope_head_dim")
+    width, heads = count(folder, config, "hidden_size"), count(folder, config, "num_attention_heads")
+    return count(folder, config, "head_dim", 128 if family == "qwen3" else width // heads)  # the defaults of transformers' configs

@@ -26,7 +26,11 @@ def entering_layers(folder: Path, config: dict[str, Any], target: TargetShape, s
             refuse(folder, f"draft.layer_ids = {stated} has no effect, since its config.json names no layers, and vLLM's default for it is one and the same "
                            "in either reading", "remove draft.layer_ids")
         return _in_target(folder, sorted({2, target.layers // 2, target.layers - 3}), target, "names no layers, for which vLLM takes")  # SupportsEagle3
-    reading = stated or _stated_in(config) or ("entering" if is_speculators(read_json(folder)) else _well_known(ids, target))
+    said = _said(folder, config)
+    if stated is not None and said is not None and stated != said:
+        whose = "is in the format of Speculators, whose" if is_speculators(read_json(folder)) else "says that its"
+        refuse(folder, f"draft.layer_ids = {stated}, and its config.json {whose} layer ids name what is {said} a layer", "remove draft.layer_ids")
+    reading = stated or said or _well_known(ids, target)
     if reading is None:
         refuse(folder, f"its layer ids {ids} can be read in two ways: as the residual streams entering the layers {ids} (vLLM, Speculators, EAGLE) or as leaving them, which "
                        f"vLLM calls {_shifted(ids)} (SpecForge, TorchSpec, Lumen-RL); nothing in it says which",
@@ -53,10 +57,12 @@ def _in_target(folder: Path, ids: list[int], target: TargetShape, how: str) -> l
     return ids
 
 
-def _stated_in(config: dict[str, Any]) -> LayerIds | None:
-    """What raysd writes into its own drafts."""
-    said = (config.get("eagle_config") or {}).get("layer_ids")
-    return said if said in ("entering", "leaving") else None
+def _said(folder: Path, config: dict[str, Any]) -> LayerIds | None:
+    """How the draft says that its ids are counted: by its format, or in the field that raysd writes into its own."""
+    said = (config.get("eagle_config") or {}).get("layer_ids", "entering" if is_speculators(read_json(folder)) else None)
+    if said not in ("entering", "leaving", None):
+        refuse(folder, f"its eagle_config has layer_ids = {said!r:.60}, neither entering nor leaving", "correct it in a copy of the draft")
+    return said
 
 
 def _well_known(ids: list[int], target: TargetShape) -> LayerIds | None:

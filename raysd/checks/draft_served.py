@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from raysd.artifacts.stage import StageRun
 from raysd.checks.draft_config import IDS, flat_config, read_json, reads_aux_states
+from raysd.checks.draft_files import INDEX, names_in, plain_name, read_content, weight_files, write_renamed
 from raysd.checks.draft_fit import check_draft_fit
 from raysd.checks.draft_layers import LayerIds, named_layers
-from raysd.checks.draft_weights import INDEX, plain_name, weight_files
 from raysd.target.locate import resolve_target
 from raysd.target.shape import TargetShape, read_shape
 
@@ -38,22 +37,25 @@ def served_draft(folder: Path, target: TargetShape, stated: LayerIds | None, scr
 
     Put right: layer ids that name what leaves a layer; how many there are, where vLLM would count otherwise; the Speculators format, whose translation drops
     the quantization_config that Quark adds; a `model_type` that vLLM takes for a multi-token predictor; null sizes; names with `model.` in front; the `d2t` of a
-    whole vocabulary. The draft's folder is only read; stated, quantizes, and what is raised: as `check_draft_fit` says.
+    whole vocabulary; PyTorch's own format, which Quark does not read; safetensors that are no part of the draft, for which vLLM
+    takes what is called `consolidated`, and Quark all. The draft's folder is only read; stated, quantizes, and what is raised: as `check_draft_fit` says.
     """
     fit = check_draft_fit(folder, target, stated, quantizes=quantizes)
-    config, renamed = served_config(folder, fit.layers), _renamed(folder, fit.needless_d2t)
-    if config == read_json(folder) and not renamed:
+    config, contents = served_config(folder, fit.layers), {path: read_content(path) for path in weight_files(folder)}
+    renamed = {path: _renamed(names_in(content), fit.needless_d2t) for path, content in contents.items()}
+    strays = any(path not in contents for path in (*folder.glob("*.safetensors"), *folder.rglob("consolidated*.safetensors")))
+    as_it_is = [path for path in contents if path.suffix == ".safetensors" and not renamed[path]]
+    if config == read_json(folder) and len(as_it_is) == len(contents) and not strays:
         return folder
     scratch.mkdir(parents=True)
-    files = weight_files(folder)
     for path in folder.iterdir():
-        if path.is_file() and path.name not in ("config.json", INDEX) and path.suffix != ".safetensors":
+        if path.is_file() and path.name not in ("config.json", INDEX) and path.suffix not in (".safetensors", ".bin"):
             (scratch / path.name).symlink_to(path.resolve())
-    for path in files:
-        if renamed:
-            _write_renamed(path, scratch / path.name, renamed)
+    for path, content in contents.items():
+        if path in as_it_is:
+            (scratch / path.name).symlink_to(path.resolve())
         else:
-            (scratch / path.name).symlink_to(path.resolve())
+            write_renamed(content, scratch / f"{path.stem}.safetensors", renamed[path])
     (scratch / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
     return scratch
 
@@ -79,24 +81,7 @@ def served_config(folder: Path, layers: list[int]) -> dict[str, Any]:
     return config
 
 
-def _renamed(folder: Path, needless_d2t: bool) -> dict[str, str]:
-    """Tensor names that vLLM would stumble over, each with another."""
-    from safetensors import safe_open
-
-    renamed = {}
-    for path in weight_files(folder):
-        with safe_open(path, "np") as file:
-            names = list(file.keys())
-        renamed |= {name: name.removeprefix("model.") for name in names if name.startswith("model.")}
-        renamed |= {name: PASSED_OVER for name in names if needless_d2t and plain_name(name) == "d2t"}
-    return renamed
-
-
-def _write_renamed(source: Path, out: Path, renamed: dict[str, str]) -> None:
-    """The same tensors, byte for byte, under other names: only the header is written anew. Format: huggingface.co/docs/safetensors."""
-    with source.open("rb") as file, out.open("wb") as new:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        text = json.dumps({renamed.get(name, name): entry for name, entry in header.items()}).encode()
-        text += b" " * (-len(text) % 8)
-        new.write(len(text).to_bytes(8, "little") + text)
-        shutil.copyfileobj(file, new, 2**24)
+def _renamed(names: list[str], needless_d2t: bool) -> dict[str, str]:
+    """Those of a file's tensor names that vLLM would stumble over, each with another."""
+    renamed = {name: name.removeprefix("model.") for name in names if name.startswith("model.")}
+    return renamed | {name: PASSED_OVER for name in names if needless_d2t and plain_name(name) == "d2t"}

@@ -42,7 +42,7 @@ def expected_bytes(stage: str, experiment: Experiment, conversations: int, targe
         states = len(target.aux_layers(experiment.draft.aux_layers)) + 1  # and the last hidden state
         return conversations * (experiment.capture.max_tokens + PROMPT_TOKENS) * states * target.hidden_size * element_bytes
     if experiment.draft.checkpoint is not None:  # quantize: at most what it starts from
-        return sum(path.stat().st_size for path in experiment.draft.checkpoint.glob("*.safetensors"))
+        return sum(path.stat().st_size for path in experiment.draft.checkpoint.iterdir() if path.suffix in (".safetensors", ".bin"))
     shape = draft_shape(experiment.draft, target)
     wide = shape.high_precision_parameters()  # `fc` and the head stay in high precision by default
     return (wide + shape.layer_parameters()) * element_bytes if stage == "train" else wide * element_bytes + shape.layer_parameters()
@@ -51,8 +51,10 @@ def expected_bytes(stage: str, experiment: Experiment, conversations: int, targe
 def disk_need_bytes(stage: str, experiment: Experiment, conversations: int, target: TargetShape | None) -> int:
     """A rough need of one stage, meant to catch a disk that is far too small."""
     size_bytes = expected_bytes(stage, experiment, conversations, target) or 0
-    weights = size_bytes // ELEMENT_BYTES[experiment.target.dtype] if stage == "train" else 0
-    return FLOOR_BYTES[stage] + size_bytes + weights * training_bytes(experiment.train.served_checkpoints, ELEMENT_BYTES[experiment.target.dtype])
+    if stage != "train":
+        return FLOOR_BYTES[stage] + size_bytes
+    element_bytes = ELEMENT_BYTES[experiment.target.dtype]
+    return FLOOR_BYTES[stage] + size_bytes + size_bytes // element_bytes * training_bytes(experiment.train.served_checkpoints, element_bytes)
 
 
 def training_bytes(candidates: int, element_bytes: int) -> int:

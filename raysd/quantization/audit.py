@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,18 +24,18 @@ class Audit:
     """Linear modules left in the draft's own precision."""
 
 
-def audit_draft(folder: Path) -> Audit:
-    """Checks config.json and the weights of a quantized draft against each other.
+def audit_draft(folder: Path, files: list[Path] | None = None) -> Audit:
+    """Checks config.json and the weights of a quantized draft against each other. files: those with its weights; None: all of the folder's safetensors.
 
     Raises StageError if a quantized weight lacks its scale or the scale has the wrong length or is not a positive number; if an excluded module has a scale or FP8 values; if a
-    module is in high precision without an exclusion that vLLM matches (vLLM would load it without its scale); if the head, to which vLLM gives no quantization, is in FP8; if an
-    exclusion matches nothing; or if nothing is quantized.
+    module is in high precision without an exclusion that vLLM matches (vLLM would load it without its scale); if the head or the embedding, to which vLLM gives no quantization, is in
+    FP8; if an exclusion matches nothing; or if nothing is quantized. An embedding needs no exclusion: neither Quark nor vLLM takes it for a linear layer.
     """
     import torch
     from safetensors import safe_open
 
     patterns = _exclusions(folder / "config.json")
-    files = sorted(folder.glob("*.safetensors"))
+    files = sorted(folder.glob("*.safetensors")) if files is None else files
     if not files:
         raise StageError(what="the quantized draft has no safetensors file", where=folder, fix="run the stage again; Quark wrote no weights")
     tensors: dict[str, Any] = {}
@@ -45,11 +46,12 @@ def audit_draft(folder: Path) -> Audit:
     mounted = vllm_module_names(name.removesuffix(".weight") for name, weight in sorted(tensors.items()) if name.endswith(".weight") and weight.ndim == 2)
     for module, place in mounted.items():
         weight, scale = tensors[f"{module}.weight"], tensors.get(f"{module}.weight{SCALE}")
-        excluded = is_excluded(place, patterns)
+        embedding = module.split(".")[-1] == "embed_tokens"
+        excluded = embedding or is_excluded(place, patterns)
         in_fp8 = weight.dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
         called = f"vLLM calls it {place}{', of which it is a part' if place.split('.')[-1] in FUSED else ''}; the exclusions are {patterns}"
-        if module == "lm_head" and in_fp8:
-            raise StageError(what="lm_head is in FP8, and vLLM reads a draft's head in high precision only", where=folder, fix="add lm_head to quantize.exclude")
+        if (embedding or module == "lm_head") and in_fp8:
+            raise StageError(what=f"{module} is in FP8, and vLLM reads a draft's head and embedding in high precision only", where=folder, fix=f"add {module} to quantize.exclude")
         if excluded and (scale is not None or in_fp8):
             raise StageError(what=f"{module} is excluded, yet the file holds it {'in FP8' if in_fp8 else 'with a scale'} ({called})", where=folder, fix="check quantize.exclude")
         if not excluded and not in_fp8:
@@ -85,6 +87,18 @@ def _check_scale(module: str, weight: Any, scale: Any, folder: Path) -> None:
 def _exclusions(config_path: Path) -> list[str]:
     config = json.loads(config_path.read_text(encoding="utf-8"))
     try:
-        return list(config["quantization_config"]["exclude"])
+        exclusions = config["quantization_config"]["exclude"]
     except KeyError as err:
         raise StageError(what=f"the quantized draft's config has no {err}", where=config_path, fix="run the stage again; Quark wrote no quantization_config") from err
+    if not isinstance(exclusions, list) or not all(isinstance(pattern, str) and _compiles(pattern) for pattern in exclusions):
+        raise StageError(what=f"the quantized draft's config has exclude = {exclusions!r:.60}, not a list of names and patterns", where=config_path,
+                         fix="correct it in a copy of the draft, or quantize the draft again")
+    return exclusions
+
+
+def _compiles(pattern: str) -> bool:
+    try:
+        re.compile(pattern.removeprefix("re:"))
+    except re.error:
+        return not pattern.startswith("re:")
+    return True

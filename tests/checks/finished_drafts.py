@@ -43,10 +43,39 @@ def tensors(attention: dict[str, tuple[int, ...]] = ATTENTION, layer: str = "mid
     return made | {"d2t": TOKENS - np.arange(ROWS), "t2d": np.isin(np.arange(VOCAB), TOKENS)}
 
 
-def write(folder: Path, config: dict[str, Any], made: dict[str, np.ndarray] | None = None) -> Path:
+def biases(attention: dict[str, tuple[int, ...]] = ATTENTION, mlp: bool = False) -> dict[str, np.ndarray]:
+    """A bias for each projection, of which vLLM has a place for the attention's with `attention_bias`, for the MLP's with `mlp_bias`."""
+    rows = {f"self_attn.{name}": shape[0] for name, shape in attention.items()} | ({"mlp.gate_proj": 96, "mlp.up_proj": 96, "mlp.down_proj": HIDDEN} if mlp else {})
+    return {f"midlayer.{name}.bias": np.ones(size, np.float32) for name, size in rows.items()}
+
+
+def cast(made: dict[str, np.ndarray], dtype: str, *names: str) -> dict[str, Any]:
+    """As torch tensors, those with the names, or all, in another of torch's dtypes."""
+    import torch
+
+    return {name: torch.from_numpy(value).to(getattr(torch, dtype)) if name in (names or made) else torch.from_numpy(value) for name, value in made.items()}
+
+
+def write_bin(folder: Path, config: dict[str, Any], made: Any = None, name: str = "pytorch_model.bin") -> Path:
+    """A draft in PyTorch's own format. made: anything that torch can save; None: the tensors."""
+    import torch
+
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors() if made is None else made, folder / "model.safetensors")
+    torch.save({name: torch.from_numpy(value) for name, value in tensors().items()} if made is None else made, folder / name)
+    return folder
+
+
+def write(folder: Path, config: dict[str, Any], made: dict[str, Any] | None = None) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    made = tensors() if made is None else made
+    if all(isinstance(value, np.ndarray) for value in made.values()):
+        save_file(made, folder / "model.safetensors")
+    else:
+        from safetensors.torch import save_file as save_torch
+
+        save_torch(made, folder / "model.safetensors")
     return folder
 
 

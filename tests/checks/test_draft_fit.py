@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
 
 from raysd.checks.draft_fit import check_draft_fit, identify_draft
 from raysd.errors import ExperimentError
-from tests.checks.finished_drafts import CONFIG, HIDDEN, IDS, LATENT, LATENT_ATTENTION, SPECULATORS, VOCAB, tensors, without, write
+from tests.checks.finished_drafts import (
+    CONFIG,
+    HIDDEN,
+    IDS,
+    LATENT,
+    LATENT_ATTENTION,
+    SPECULATORS,
+    VOCAB,
+    cast,
+    tensors,
+    without,
+    write,
+    write_bin,
+)
 from tests.tiny_drafts import small_draft, small_shape
 
 
@@ -47,8 +64,6 @@ def test_a_draft_that_reads_only_the_last_layer_has_no_fc(tmp_path: Path, target
 
 @pytest.mark.parametrize("changes", [{}, {"fc_norm": True, "norm_output": True}, {"vocab_size": 96}], ids=["Eagle 3", "Eagle 3.1", "whole vocabulary"])
 def test_what_raysd_trains_fits(tmp_path: Path, changes: dict[str, Any]):
-    import torch
-
     from raysd.draft.checkpoint import save_draft
     from tests.checks.finished_drafts import target_shape
 
@@ -74,6 +89,9 @@ def test_what_raysd_trains_fits(tmp_path: Path, changes: dict[str, Any]):
         (CONFIG | {"num_hidden_layers": 0}, "num_hidden_layers is 0"),
         (without(CONFIG, "num_attention_heads"), "num_attention_heads is None"),
         (CONFIG | {"eagle_config": [1]}, r"eagle_config = \[1\]"),
+        (CONFIG | {"eagle_config": {"use_aux_hidden_state": "false"}}, "use_aux_hidden_state is 'false'"),
+        (CONFIG | {"norm_before_residual": "false"}, "norm_before_residual is 'false'"),
+        (CONFIG | {"attention_bias": "false"}, "attention_bias is 'false'"),
         (without(CONFIG, "model_type"), "model_type = None"),
         (SPECULATORS | {"speculators_model_type": "peagle"}, "'peagle', not eagle3"),
         (SPECULATORS | {"transformer_layer_config": None}, "transformer_layer_config = None"),
@@ -83,6 +101,10 @@ def test_what_raysd_trains_fits(tmp_path: Path, changes: dict[str, Any]):
         (CONFIG | {"quantization_config": 5}, "quantized by None"),
         (CONFIG | {"quantization_config": {"quant_method": "quark"}}, "has no 'exclude'"),
         (CONFIG | {"quantization_config": {"quant_method": "quark", "exclude": ["fc", "lm_head"]}}, "no exclusion that vLLM matches"),
+        (CONFIG | {"quantization_config": {"quant_method": "quark", "exclude": None}}, "exclude = None, not a list"),
+        (CONFIG | {"quantization_config": {"quant_method": "quark", "exclude": [1]}}, r"exclude = \[1\], not a list"),
+        (CONFIG | {"quantization_config": {"quant_method": "quark", "exclude": ["re:(fc"]}}, r"exclude = \['re:\(fc'\], not a list of names and patterns"),
+        (SPECULATORS | {"transformer_layer_config": {"model_type": ["llama"]}}, "llama'.*of a Speculators draft vLLM loads"),
     ],
 )
 def test_a_draft_of_another_target_or_kind_is_refused(tmp_path: Path, target, config: dict[str, Any], words: str):
@@ -120,7 +142,10 @@ def test_a_folder_that_is_no_draft_is_refused(tmp_path: Path):
         identify_draft(tmp_path / "absent")
     draft = write(tmp_path / "draft", CONFIG)
     (draft / "model.safetensors").unlink()
-    with pytest.raises(ExperimentError, match="no safetensors"):
+    with pytest.raises(ExperimentError, match="no weights beside it"):
+        identify_draft(draft)
+    (draft / "model.safetensors").mkdir()
+    with pytest.raises(ExperimentError, match="no weights beside it"):
         identify_draft(draft)
     for text, words in (("[1]", "no object"), ("{", "cannot be read")):
         (draft / "config.json").write_text(text)
@@ -133,3 +158,79 @@ def test_the_identity_follows_the_content_and_not_the_path(tmp_path: Path):
     assert identify_draft(first) == identify_draft(second)
     (second / "model.safetensors").write_bytes(b"weightz")
     assert identify_draft(first) != identify_draft(second)
+
+
+def test_the_identity_is_of_the_files_that_the_index_chooses(tmp_path: Path):
+    draft = write(tmp_path / "draft", CONFIG)
+    (draft / "model.safetensors").rename(draft / "a.safetensors")
+    save_file(tensors(aux=4), draft / "b.safetensors")
+    identities = []
+    for name in ("a.safetensors", "b.safetensors"):
+        (draft / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(tensors(), name)}))
+        identities.append(identify_draft(draft))
+    (draft / "b.safetensors").write_bytes(b"is no part of the first")
+    (draft / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(tensors(), "a.safetensors")}))
+    assert identify_draft(draft) == identities[0] != identities[1]
+
+
+def test_a_draft_in_pytorchs_own_format_fits(tmp_path: Path, target):
+    """As EAGLE's authors publish theirs: no layer ids, and the name of the target's architecture."""
+    draft = write_bin(tmp_path / "draft", without(CONFIG, IDS) | {"architectures": ["LlamaForCausalLM"]})
+    torch.save({"lr": 1e-4}, draft / "training_args.bin")
+    assert check_draft_fit(draft, target).layers == [2, 4, 5]
+    before = identify_draft(draft)
+    assert before.keys() == {"config.json", "pytorch_model.bin"}
+    changed = cast(tensors(), "float32", "fc.weight")
+    changed["fc.weight"][0, 0] += 1
+    assert identify_draft(write_bin(draft, without(CONFIG, IDS) | {"architectures": ["LlamaForCausalLM"]}, changed)) != before
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda: {"state_dict": cast(tensors(), "bfloat16", "fc.weight")}, "pytorch_model.bin cannot be read: it holds no tensors by name"),
+        (lambda: [1, 2], "holds no tensors by name"),
+        (lambda: Path("code that a pickle would run"), "cannot be read: it is damaged, or holds more than tensors"),
+        (lambda: cast(without(tensors(), "norm.weight"), "bfloat16", "fc.weight"), "hold no norm.weight"),
+        (lambda: cast(tensors(), "bfloat16"), "d2t is of BF16"),
+    ],
+    ids=["a training's state", "a list", "an object", "a tensor less", "cast as a whole"],
+)
+def test_a_draft_in_pytorchs_own_format_is_looked_at_as_any(tmp_path: Path, target, made, words: str):
+    with pytest.raises(ExperimentError, match=words):
+        check_draft_fit(write_bin(tmp_path / "draft", CONFIG, made()), target)
+
+
+def test_a_cut_off_file_of_pytorch_is_refused(tmp_path: Path, target):
+    path = write_bin(tmp_path / "draft", CONFIG) / "pytorch_model.bin"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ExperimentError, match="pytorch_model.bin cannot be read"):
+        check_draft_fit(path.parent, target)
+
+
+def test_a_quantized_draft_has_an_embedding_in_high_precision(tmp_path: Path, target):
+    from raysd.backends.quark import quantize_checkpoint
+    from raysd.quantization.audit import audit_draft
+    from raysd.quantization.quantize import rewrite_exclusions
+
+    made = tensors() | {"embed_tokens.weight": np.ones((VOCAB, HIDDEN), np.float32)}
+    fp8 = tmp_path / "fp8"
+    quantize_checkpoint(write(tmp_path / "draft", CONFIG, made), fp8, "ptpc_fp8", ["fc", "lm_head"])
+    rewrite_exclusions(fp8)
+    assert audit_draft(fp8).high_precision == ["embed_tokens", "fc", "lm_head"]
+    check_draft_fit(fp8, target)
+
+
+def test_a_quantized_draft_is_held_to_its_tensors_as_any(tmp_path: Path, target):
+    from raysd.backends.quark import quantize_checkpoint
+    from raysd.quantization.quantize import rewrite_exclusions
+
+    fp8 = tmp_path / "fp8"
+    quantize_checkpoint(write(tmp_path / "draft", CONFIG), fp8, "ptpc_fp8", ["fc", "lm_head"])
+    rewrite_exclusions(fp8)
+    config, quantized = json.loads((fp8 / "config.json").read_text()), load_file(fp8 / "model.safetensors")
+    for changes, words in (({"norm.bias": torch.ones(HIDDEN)}, "norm.bias, for which vLLM has no place"), ({"norm.weight_scale": torch.ones(HIDDEN)}, "norm.weight_scale"),
+                           ({"midlayer.self_attn.q_proj.bias": torch.ones(64)}, "q_proj.bias"),
+                           ({"norm.weight": torch.ones(HIDDEN).to(torch.float8_e4m3fn)}, "norm is of F8_E4M3"), ({"fc.weight": quantized["fc.weight"] * torch.nan}, "fc holds NaN")):
+        with pytest.raises(ExperimentError, match=words):
+            check_draft_fit(write(tmp_path / "changed", config, quantized | changes), target)

@@ -27,10 +27,10 @@ UNNAMED = without(CONFIG, IDS)
         (UNNAMED | {"eagle_config": {IDS: [1, 2, 3], "layer_ids": "entering"}}, None, [1, 2, 3]),
         (SPECULATORS | {IDS: [1, 3, 4]}, None, [1, 3, 4]),
         (SPECULATORS | {IDS: [0, 3, 6]}, None, [0, 3, 6]),
-        (SPECULATORS | {IDS: [0, 3, 6]}, "leaving", [1, 4, 7]),
+        (SPECULATORS | {IDS: [0, 3, 6]}, "entering", [0, 3, 6]),
     ],
     ids=["the usual, entering", "the usual, leaving", "in eagle_config", "in both places", "vLLM's default", "said to enter", "said to leave", "said against the usual",
-         "a draft that says so", "Speculators names what enters", "Speculators, unusual", "Speculators, said to leave"],
+         "a draft that says so", "Speculators names what enters", "Speculators, unusual", "Speculators, said to enter"],
 )
 def test_layers_are_found_in_vllms_numbering(tmp_path: Path, target, config, stated, layers):
     assert check_draft_fit(write(tmp_path / "draft", config), target, stated).layers == layers
@@ -49,6 +49,10 @@ def test_layers_are_found_in_vllms_numbering(tmp_path: Path, target, config, sta
         (CONFIG | {IDS: [2, 4, "5"]}, None, "not a list"),
         (CONFIG | {"eagle_config": {IDS: LEAVING}}, None, r"two sets of layers, \[2, 4, 5\] and, in eagle_config, \[1, 3, 4\]"),
         (UNNAMED, "leaving", "layer_ids = leaving has no effect"),
+        (CONFIG | {"eagle_config": {"layer_ids": "entering"}}, "leaving", "layer_ids = leaving, and its config.json says that its layer ids name what is entering"),
+        (CONFIG | {"eagle_config": {"layer_ids": "leaving"}}, "entering", "layer ids name what is leaving a layer"),
+        (CONFIG | {"eagle_config": {"layer_ids": "outside"}}, None, "layer_ids = 'outside'"),
+        (SPECULATORS, "leaving", "in the format of Speculators, whose layer ids name what is entering"),
         (CONFIG | {IDS: [2, 4]}, "entering", r"fc is \[64, 192\], not \[64, 128\]"),
     ],
 )

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as load_torch
 
 from raysd.checks.draft_fit import check_draft_fit, identify_draft
 from raysd.checks.draft_served import served_draft, with_served_draft
@@ -25,9 +27,12 @@ from tests.checks.finished_drafts import (
     SPECULATORS,
     TARGET,
     VOCAB,
+    biases,
+    cast,
     tensors,
     without,
     write,
+    write_bin,
 )
 from tests.stage_runs import attempt
 
@@ -134,6 +139,40 @@ def test_shards_stay_shards_and_strays_stay_away(tmp_path: Path, target):
     assert check_draft_fit(served, target).layers == ENTERING
 
 
+def test_pytorchs_own_format_becomes_safetensors(tmp_path: Path, target):
+    made = {f"model.{name}": value for name, value in cast(tensors(), "bfloat16", "fc.weight").items()}
+    draft = write_bin(tmp_path / "draft", CONFIG, dict(list(made.items())[:5]), "pytorch_model-00001-of-00002.bin")
+    write_bin(draft, CONFIG, dict(list(made.items())[5:]), "pytorch_model-00002-of-00002.bin")
+    (draft / "optimizer.bin").write_bytes(b"no weights")
+    served = served_draft(draft, target, None, tmp_path / "scratch")
+    assert sorted(path.name for path in served.iterdir()) == ["config.json", *(f"pytorch_model-0000{part}-of-00002.safetensors" for part in (1, 2))]
+    written = {name: value for path in served.glob("*.safetensors") for name, value in load_torch(path).items()}
+    assert written.keys() == tensors().keys() and all(torch.equal(value, made[f"model.{name}"]) for name, value in written.items())
+    assert check_draft_fit(served, target).layers == ENTERING and served_draft(served, target, None, tmp_path / "again") == served
+
+
+def test_quark_quantizes_what_was_pytorchs_own_format(tmp_path: Path, target):
+    from raysd.backends.quark import quantize_checkpoint
+    from raysd.quantization.audit import audit_draft
+    from raysd.quantization.quantize import rewrite_exclusions
+
+    draft = write_bin(tmp_path / "draft", CONFIG | {"attention_bias": True}, cast(tensors() | biases(), "bfloat16", *tensors().keys() - {"d2t", "t2d"}))
+    quantize_checkpoint(served_draft(draft, target, None, tmp_path / "scratch", quantizes=True), tmp_path / "fp8", "ptpc_fp8", ["fc", "lm_head"])
+    rewrite_exclusions(tmp_path / "fp8")
+    assert len(audit_draft(tmp_path / "fp8").quantized) == 7
+    assert check_draft_fit(tmp_path / "fp8", target).layers == ENTERING
+
+
+@pytest.mark.parametrize("name", ["consolidated.safetensors", "original/consolidated-00001.safetensors"])
+def test_what_vllm_would_take_for_the_draft_stays_away(tmp_path: Path, target, name: str):
+    draft = write(tmp_path / "draft", CONFIG)
+    (draft / name).parent.mkdir(exist_ok=True)
+    save_file({"fc.weight": np.zeros((1, 1), np.float32)}, draft / name)
+    (draft / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(tensors(), "model.safetensors")}))
+    served = served_draft(draft, target, None, tmp_path / "scratch")
+    assert sorted(path.name for path in served.iterdir()) == ["config.json", "model.safetensors"]
+
+
 def experiment(folder: Path, checkpoint: Path, **changes: Any) -> Experiment:
     return Experiment.model_validate({"name": "tiny", "target": {"model": str(folder / "target"), "max_model_len": 256}, "prompts": {"path": str(folder / "absent.jsonl")},
                                       "draft": {"checkpoint": str(checkpoint)}, "sweep": {"arms": ["none", "bf16"]}} | changes)
@@ -181,7 +220,6 @@ def legible_target(folder: Path) -> Path:
 def reading_draft(folder: Path, target: Path) -> Path:
     """A draft without training: `fc` subtracts the stream entering layer 1 from that entering layer 2, and a token's row of the head is what is left
     of the token two before it. So it proposes the right token if it reads these two layers, and none that is right if it reads any others."""
-    import torch
     from transformers import AutoModelForCausalLM
 
     from raysd.draft.checkpoint import save_draft
@@ -231,15 +269,16 @@ def test_vllm_serves_the_same_draft_whoever_wrote_it(tmp_path: Path):
     target, ours = read_shape(folder), reading_draft(tmp_path / "ours", folder)
     flat = without(config_of(ours), IDS, "eagle_config", "num_aux_hidden_states", "target_hidden_size")
     others = {
-        "leaving": rewritten(tmp_path / "leaving", ours, flat | {"architectures": ["LlamaForCausalLM"], "eagle_config": {IDS: [0, 1]}},
-                             lambda name: f"model.{name.replace('midlayer.', 'layers.0.')}"),
+        "leaving": write_bin(tmp_path / "leaving", flat | {"architectures": ["LlamaForCausalLM"], "eagle_config": {IDS: [0, 1]}},
+                             {f"model.{name.replace('midlayer.', 'layers.0.')}": tensor for name, tensor in load_torch(ours / "model.safetensors").items()}),
         "speculators": rewritten(tmp_path / "speculators", ours, {"speculators_model_type": "eagle3", "speculators_config": {}, "draft_vocab_size": 384, "norm_before_residual": False,
                                                                   IDS: [1, 2], "transformer_layer_config": without(flat, "architectures", "draft_vocab_size")},
                                  lambda name: name.replace("midlayer.", "layers.0."))}
     drafts = {"ours": served_draft(ours, target, None, tmp_path / "unused")} | {name: served_draft(draft, target, None, tmp_path / f"served-{name}")
                                                                                 for name, draft in others.items()}
     assert drafts["ours"] == ours and not set(drafts.values()) & set(others.values())
-    drafts["misread"] = served_draft(ours, target, "leaving", tmp_path / "misread")
+    untold = rewritten(tmp_path / "untold", ours, flat | {IDS: [1, 2]}, str)
+    drafts["misread"] = served_draft(untold, target, "leaving", tmp_path / "served-misread")
     settings = EngineSettings(max_num_seqs=4, enforce_eager=True, kv_cache_bytes=2**26, start_timeout_s=400)
     specs = {name: EngineSpec(target=folder, draft=draft, k=2, dtype="bfloat16", tensor_parallel=1, max_model_len=256, chat_template=None, trust_remote_code=False,
                               hardware="cpu", settings=settings) for name, draft in drafts.items()}
