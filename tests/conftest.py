@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import save_file
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -24,6 +26,12 @@ CONFIG = {
 }
 
 
+WEIGHTS = {"model.embed_tokens.weight": (512, 64), "model.norm.weight": (64,), "model.layers.3.input_layernorm.weight": (64,),
+           "model.layers.3.post_attention_layernorm.weight": (64,), "model.layers.3.self_attn.q_proj.weight": (64, 64), "model.layers.3.self_attn.k_proj.weight": (32, 64),
+           "model.layers.3.self_attn.v_proj.weight": (32, 64), "model.layers.3.self_attn.o_proj.weight": (64, 64)}
+"""What a draft for a target of CONFIG starts from."""
+
+
 @pytest.fixture(scope="session")
 def tokenizer_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     from tests.tiny_models import tiny_tokenizer
@@ -35,11 +43,11 @@ def tokenizer_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes
 
 @pytest.fixture
 def experiment_document(tmp_path: Path, tokenizer_files: dict[str, bytes]) -> dict[str, Any]:
-    """An experiment as its YAML holds it, beside the prompts and a target's folder (shape and file sizes, no weights that load)."""
+    """An experiment as its YAML holds it, beside the prompts and a target's folder, whose weights are of its last layer alone: it can be planned, and no more."""
     target = tmp_path / "target"
     target.mkdir()
     (target / "config.json").write_text(json.dumps(CONFIG))
-    (target / "model.safetensors").write_bytes(b"\0" * 64)
+    save_file({name: np.zeros(shape, np.float16) for name, shape in WEIGHTS.items()}, target / "model.safetensors")
     for name, content in tokenizer_files.items():
         (target / name).write_bytes(content)
     rows = [

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from raysd.draft.batch import TargetHead
 from raysd.draft.model import Eagle3Draft
 from raysd.draft.shape import DraftShape
-from raysd.hidden_states.shards import Conversation
+from raysd.experiment.target import TargetSection
+from raysd.hidden_states.shards import Conversation, Origin
+from raysd.target import read_shape, target_fingerprint
 from raysd.target.shape import LatentSizes
 
 TARGET_VOCAB, VOCAB = 96, 40
+ORIGIN = Origin("0123456789abcdef0123456789abcdef", (1, 2, 3, 6))
+"""Of shards with the states of a `conversation`, for readers that do not ask whose they are."""
 LATENT = {"latent": LatentSizes(q_lora_rank=24, kv_lora_rank=20, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=12), "kv_heads": 4, "head_dim": 24,
           "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 1.0, "original_max_position_embeddings": 256}}
 """Changes that make a `small_shape` one of latent attention."""
@@ -63,3 +69,8 @@ def conversation(tokens: int, prompt_tokens: int, seed: int = 0, hidden: int = 3
     generator = torch.Generator().manual_seed(seed)
     return Conversation(f"p{seed}", "topic", "train", torch.randint(TARGET_VOCAB, (tokens,), generator=generator), prompt_tokens, "length",
                         torch.randn(tokens - 1, slots, hidden, generator=generator))
+
+
+def captured_from(target: TargetSection, aux_layers: list[int]) -> Origin:
+    """Of shards as the capture stage writes them for a target in a folder."""
+    return Origin(target_fingerprint(target), (*aux_layers, read_shape(Path(target.model)).layers))

@@ -9,7 +9,8 @@ from torch import nn
 
 from raysd.draft.layers import RMSNorm
 from raysd.draft.model import Eagle3Draft
-from raysd.errors import ExperimentError, TargetError
+from raysd.errors import TargetError
+from raysd.target.checkpoint import check_start
 from raysd.target.weights import read_layer
 
 RANDOM_FC = 0.1
@@ -28,7 +29,7 @@ def initialise(draft: Eagle3Draft, method: str, target: Path, last_layer: int, n
     with the target's weights; `fc` passes the last aux layer through; norm and head are the target's (head rows of the draft's vocabulary). The MLP is left
     random where the target's is of another width or made of experts.
     method `random`: torch's own initialisation, with the target's norm and head. head: the target's whole head.
-    Raises TargetError if the target's attention is of another kind than the draft's or quantized, ExperimentError if its sizes differ.
+    Raises ExperimentError if the target's attention is quantized, or of another kind or of other sizes than the draft's; TargetError if a file cannot be read.
     """
     with torch.no_grad():
         draft.norm.weight.copy_(norm_H)
@@ -37,15 +38,13 @@ def initialise(draft: Eagle3Draft, method: str, target: Path, last_layer: int, n
             return
         h, attention = draft.shape.hidden_size, draft.midlayer["self_attn"]
         parts = {f"self_attn.{name}": module for name, module in attention.named_children() if isinstance(module, (nn.Linear, RMSNorm))}
+        check_start(target, last_layer, draft.shape.start_shapes())
         layer = read_layer(target, last_layer, (*parts, *NORMS))
         draft.fc.weight.normal_(std=RANDOM_FC * draft.fc.in_features ** -0.5)
         draft.fc.weight[:, -h:] += torch.eye(h)
         for name, module in parts.items():
             weight = layer[name].float()
             reads_both = weight.ndim == 2 and (weight.shape[1], module.weight.shape[1]) == (h, 2 * h)
-            if weight.shape != (module.weight[:, h:] if reads_both else module.weight).shape:
-                raise ExperimentError(what=f"the draft cannot start from the target's {name}, which is {list(weight.shape)}, the draft's {list(module.weight.shape)}",
-                                      where="train.init", fix="set train.init: random, or leave draft.attention_heads, kv_heads and head_dim to the target")
             if reads_both:
                 module.weight[:, :h].normal_(std=EMBEDDING_HALF * float(weight.std()))
                 module.weight[:, h:].copy_(weight)

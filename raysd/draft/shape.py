@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from raysd.errors import ExperimentError
 from raysd.experiment.draft import DraftSection
+from raysd.experiment.train import TrainSection
+from raysd.target import marked_token_ids, read_shape
+from raysd.target.checkpoint import check_shared, check_start
 from raysd.target.shape import LatentSizes, TargetShape
 
 YARN = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
@@ -47,6 +52,20 @@ class DraftShape:
     latent: LatentSizes | None = None
     """Of a draft with MLA, always with a bottleneck for queries; then each query head has its own key head, and the rotation is YaRN's."""
 
+    def start_shapes(self) -> dict[str, list[int]]:
+        """What `train.init: target` takes of the target's last layer beside its MLP: shapes by the names inside the layer. What reads the features is half as
+        wide as the draft's, which reads the token's embedding too.
+        """
+        width, heads, sizes = self.hidden_size, self.attention_heads, self.latent
+        if sizes is None:
+            queries, keys = heads * self.head_dim, self.kv_heads * self.head_dim
+            attention = {"q_proj": [queries, width], "k_proj": [keys, width], "v_proj": [keys, width], "o_proj": [width, queries]}
+        else:
+            attention = {"q_a_proj": [sizes.q_lora_rank, width], "q_a_layernorm": [sizes.q_lora_rank], "q_b_proj": [heads * self.head_dim, sizes.q_lora_rank],
+                         "kv_a_proj_with_mqa": [sizes.kv_lora_rank + sizes.qk_rope_head_dim, width], "kv_a_layernorm": [sizes.kv_lora_rank],
+                         "kv_b_proj": [heads * (sizes.qk_nope_head_dim + sizes.v_head_dim), sizes.kv_lora_rank], "o_proj": [width, heads * sizes.v_head_dim]}
+        return {f"self_attn.{name}": shape for name, shape in attention.items()} | {name: [width] for name in ("input_layernorm", "post_attention_layernorm")}
+
     def high_precision_parameters(self) -> int:
         """Weights of `fc` and of the head."""
         return self.hidden_size * (len(self.aux_layers) * self.hidden_size + self.vocab_size)
@@ -67,18 +86,44 @@ class DraftShape:
 def draft_shape(section: DraftSection, target: TargetShape) -> DraftShape:
     """The shape that an experiment asks for beside its target.
 
-    Raises ExperimentError for aux layers that the target lacks, for sizes that fit neither each other nor the attention, and for a rotation that we do not know.
+    Raises ExperimentError for aux layers that the target lacks, for a vocabulary larger than the target's (the default is cut to it), for sizes that fit
+    neither each other nor the attention, and for a rotation that we do not know.
     """
+    size = section.vocab_size or target.vocab_size
+    if size > target.vocab_size and size != DraftSection().vocab_size:
+        _refuse("vocab_size", f"{size} tokens are more than the target has, {target.vocab_size}", f"use at most {target.vocab_size}, or null for all of them")
     newer = section.algorithm == "eagle3.1"
     latent = _latent(section, target)
     heads, kv_heads, head_dim = _heads(section, target, latent)
     return DraftShape(
         hidden_size=target.hidden_size, aux_layers=tuple(target.aux_layers(section.aux_layers)), attention_heads=heads, kv_heads=kv_heads,
         head_dim=head_dim, intermediate_size=section.intermediate_size or target.intermediate_size, target_vocab_size=target.vocab_size,
-        vocab_size=min(section.vocab_size or target.vocab_size, target.vocab_size), rms_norm_eps=target.rms_norm_eps,
+        vocab_size=min(size, target.vocab_size), rms_norm_eps=target.rms_norm_eps,
         rope_parameters=_rope(target, head_dim if latent is None else latent.qk_rope_head_dim, latent is not None),
         max_position_embeddings=target.max_position_embeddings, norm_before_residual=section.norm_before_residual, fc_norm=newer, norm_output=newer,
         latent=latent)
+
+
+def check_special_tokens(shape: DraftShape, token_ids: Collection[int]) -> None:
+    """Raises ExperimentError if the draft's vocabulary is too small for the target's special tokens, which it always holds. token_ids: without repeats."""
+    special = sum(token_id < shape.target_vocab_size for token_id in token_ids)
+    if special > shape.vocab_size:
+        _refuse("vocab_size", f"{shape.vocab_size} tokens cannot hold the {special} special tokens of the target, which a draft always can propose",
+                f"use far more than {special}, so that there is room for ordinary tokens")
+
+
+def check_trainable(section: DraftSection, train: TrainSection, folder: Path) -> None:
+    """Whether a draft can be trained beside the target in a folder, from its files alone: asked before anything is captured. Imports no torch.
+
+    Raises ExperimentError as `draft_shape` does, and for a vocabulary without room for the special tokens or a start that the target does not give;
+    TargetError for weights of the target that are damaged, or that a draft cannot share.
+    """
+    target = read_shape(folder)
+    shape = draft_shape(section, target)
+    check_special_tokens(shape, marked_token_ids(folder))
+    check_shared(folder, target)
+    if train.init == "target":
+        check_start(folder, target.layers - 1, shape.start_shapes())
 
 
 def rotated_width(rope: dict[str, Any], head_dim: int) -> int:
@@ -133,8 +178,14 @@ def _rope(target: TargetShape, head_dim: int, latent: bool) -> dict[str, Any]:
         rope["short_factor"] = rope["long_factor"]
     if kind == "linear":
         rope["factor"] = float(rope["factor"])  # vLLM takes an integer for a list
-    if rotated_width(rope, head_dim) % 2:
-        _refuse("head_dim", f"{rotated_width(rope, head_dim)} numbers of a head would be rotated, and they turn in pairs", "choose another head_dim")
+    width = rotated_width(rope, head_dim)
+    if width % 2:
+        _refuse("head_dim", f"{width} numbers of a head would be rotated, and they turn in pairs", "choose another head_dim")
+    if width < (least := 4 if kind == "dynamic" else 2):  # `dynamic` divides by the width less 2
+        _refuse("head_dim", f"{width} numbers of a head would be rotated, and rope_type {kind} needs {least}", "choose a larger head_dim")
+    if kind == "longrope" and 2 * len(rope["long_factor"]) != width:
+        _refuse("head_dim", f"{width} numbers of a head would be rotated, and the target's longrope has factors for {2 * len(rope['long_factor'])}",
+                "leave draft.head_dim to the target")
     return rope
 
 

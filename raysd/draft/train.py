@@ -15,14 +15,15 @@ from raysd.draft.acceptance import ServedAcceptance
 from raysd.draft.checkpoint import save_draft
 from raysd.draft.learn import Learner, learn, new_learner
 from raysd.draft.model import Eagle3Draft
+from raysd.draft.shape import check_special_tokens, check_trainable, draft_shape
 from raysd.draft.source import CapturedSource
 from raysd.draft.unfinished import StageDesk, Training
 from raysd.draft.vocabulary import choose_vocabulary, coverage
 from raysd.draft.workers import Alone
-from raysd.errors import StageError
+from raysd.errors import ExperimentError, StageError
 from raysd.experiment import Experiment
-from raysd.hidden_states.shards import Captured
-from raysd.target import eos_token_ids, load_tokenizer, read_shape, resolve_target
+from raysd.hidden_states.shards import Captured, Origin, check_shards
+from raysd.target import load_tokenizer, read_shape, resolve_target, special_token_ids, target_fingerprint
 
 LearnOnWorkers = Callable[[StageRun, Path, torch.Tensor, StageDesk], Training]
 """`learn_on_workers(run, target, vocabulary, desk)`: `learn` on `train.workers` processes, wherever they are, for the desk of the stage's own. To be called
@@ -33,18 +34,21 @@ def train(run: StageRun, served_acceptance: ServedAcceptance, learn_on_workers: 
     """Writes `draft/` (the checkpoint that vLLM loads), `curve.parquet`, `evaluations.parquet` and `served.parquet` (the candidates).
 
     Goes on from the last checkpoint of an attempt before, and then ends with the weights that it would have had without the interruption. An interrupted
-    one keeps a checkpoint on its way out.
+    one keeps a checkpoint on its way out; with several workers it keeps the last one.
     Metrics: steps, best_step, resumed_steps, elapsed_s, serving_s (of this attempt), data_wait_s, tokens, tokens_s, conversations, dropped, parameters, vocab_size,
     vocab_coverage_frac (choose split), replay and served acceptance of the draft on the choose split, and of every candidate. clock: seconds that only grow.
-    Raises StageError if there is less to learn from than one step takes.
+    Raises ExperimentError or StageError if there is less to learn from than one step takes, ArtifactError for captured states that are damaged or not of this target,
+    and what `check_trainable` raises.
     """
     section = run.experiment.train
     run.progress("reading the captured states")
     capture = run.inputs["capture"]
+    target = resolve_target(run.experiment.target, run.progress)
+    check_trainable(run.experiment.draft, section, target)
+    check_capture(run.experiment, target, capture)
     captured, choose = Captured(capture, "train", truncated=section.truncated == "keep"), Captured(capture, "choose")
     dropped = len(Captured(capture, "train")) - len(captured)
     check_enough(len(captured), dropped, len(choose), run.experiment, capture)
-    target = resolve_target(run.experiment.target, run.progress)
     vocabulary = draft_vocabulary(run.experiment, target, (token_ids[prompt:] for token_ids, prompt in captured.token_ids()))
     workers = Alone(torch.device("cuda" if torch.cuda.is_available() and section.workers == 1 else "cpu"))
     learner = new_learner(run.experiment, target, vocabulary, workers)
@@ -57,25 +61,37 @@ def train(run: StageRun, served_acceptance: ServedAcceptance, learn_on_workers: 
     return finish(run, learner, training, answers, served_acceptance) | {"conversations": len(captured), "dropped": dropped}
 
 
+def check_capture(experiment: Experiment, target: Path, capture: Path) -> None:
+    """Raises ArtifactError, naming the file, for captured states that are damaged, or not those that this draft reads of this target."""
+    shape = read_shape(target)
+    origin = Origin(target_fingerprint(experiment.target), (*shape.aux_layers(experiment.draft.aux_layers), shape.layers))
+    check_shards(capture, origin, shape.hidden_size, shape.vocab_size)
+
+
 def check_enough(conversations: int, dropped: int, choose: int, experiment: Experiment, where: Path) -> None:
-    """Raises StageError if a split is empty, or the train split smaller than one step."""
+    """Raises ExperimentError if the train split is smaller than one step, StageError if what is left of it is, or if the choose split is empty."""
     section = experiment.train
     if conversations < section.conversations_per_step:
         cut_off = f", and {dropped} that were cut off are dropped" if dropped else ""
-        raise StageError(what=f"{conversations} answers of the train split can be learned from{cut_off}: a step takes {section.conversations_per_step}", where=where,
-                         fix="capture more prompts, lower train.conversations_per_step, or check what the target answers"
-                         + ("; raise capture.max_tokens, or set train.truncated: keep" if dropped else "; raise capture.max_tokens or change the prompts"))
+        kind = ExperimentError if conversations + dropped < section.conversations_per_step else StageError
+        raise kind(what=f"{conversations} answers of the train split can be learned from{cut_off}: a step takes {section.conversations_per_step}",
+                   where=f"train.conversations_per_step ({where})",
+                   fix="capture more prompts, lower train.conversations_per_step, or check what the target answers"
+                   + ("; raise capture.max_tokens, or set train.truncated: keep" if dropped else "; raise capture.max_tokens or change the prompts"))
     if choose == 0:
         raise StageError(what="no answer of the choose split has two tokens: there is nothing to choose a checkpoint by", where=where,
                          fix="check what the target answers; raise capture.max_tokens or change the prompts")
 
 
 def draft_vocabulary(experiment: Experiment, target: Path, answers: Iterable[torch.Tensor]) -> torch.Tensor:
-    """int64, ascending: the target tokens that the draft can propose. answers: token ids to count."""
-    target_size = read_shape(target).vocab_size
-    special = [*load_tokenizer(target, experiment.target).all_special_ids, *eos_token_ids(target)]
-    size = min(experiment.draft.vocab_size or target_size, target_size)
-    return choose_vocabulary(answers, special, size, target_size)
+    """int64, ascending: the target tokens that the draft can propose. answers: token ids to count.
+
+    Raises ExperimentError for a draft that does not fit the target, and for a vocabulary too small for the target's special tokens.
+    """
+    shape = draft_shape(experiment.draft, read_shape(target))
+    special = special_token_ids(target, load_tokenizer(target, experiment.target))
+    check_special_tokens(shape, special)
+    return choose_vocabulary(answers, special, shape.vocab_size, shape.target_vocab_size)
 
 
 def finish(run: StageRun, learner: Learner, training: Training, answers: Sequence[torch.Tensor], served_acceptance: ServedAcceptance) -> dict[str, Any]:

@@ -14,7 +14,8 @@ class DraftSection(Section):
     algorithm: Literal["eagle3", "eagle3.1"] = "eagle3"
     """`eagle3.1` adds one norm per aux layer before `fc` and feeds the normed output back (arXiv 2605.09992)."""
     vocab_size: int | None = Field(32_000, ge=16)
-    """Tokens that the draft can propose, the most frequent in the captured answers; null: all of the target's."""
+    """Tokens that the draft can propose: the target's special tokens, and the most frequent in the captured answers. null: all of the target's. More than
+    the target has is refused; the default means all of a target that has fewer."""
     aux_layers: list[int] | None = Field(None, min_length=1)
     """Layers whose entering residual stream the draft reads, in vLLM's numbering; null: 2, n // 2, n - 3 of n layers, as in the Eagle3
     reference code."""
@@ -32,7 +33,7 @@ class DraftSection(Section):
     norm_before_residual: bool = False
     """Whether the residual carries the normed `fc` output (vLLM: `norm_before_residual`)."""
     checkpoint: Placement[Path | None] = None
-    """A finished draft to use instead of training one: a folder with an Eagle3 draft that vLLM loads, in safetensors, of any trainer (also the Speculators
+    """A finished draft to use instead of training one: a folder with an Eagle3 draft that vLLM loads, in safetensors or `pytorch_model.bin`, of any trainer (also the Speculators
     format). It is checked against the target, and never written to: what vLLM would misread in it is put right in a copy. Its files' content enters
     fingerprints. One that Quark has quantized to FP8 is served as it is, under the arm's name `bf16`, and cannot be quantized again."""
     layer_ids: Literal["entering", "leaving"] | None = None

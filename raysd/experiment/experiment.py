@@ -57,6 +57,15 @@ class Experiment(Section):
                 raise ValueError(f"capture.mode: a stream feeds one worker, train.workers is {self.train.workers}; use mode: disk, or one worker")
         if self.capture is not None and self.capture.engines > 1 and self.hardware.name != "cpu":
             raise ValueError("capture.engines: several engines are for hardware.name: cpu, where they share the cores; use 1")
+        cpu, engine = self.hardware.name == "cpu", self.sweep.engine
+        for field, section, on_cpu in (("capture.kv_cache_bytes", self.capture, True), ("sweep.engine.kv_cache_bytes", engine, True), ("sweep.engine.gpu_memory_frac", engine, False)):
+            name = field.rpartition(".")[2]
+            if section is not None and on_cpu != cpu and getattr(section, name) != type(section).model_fields[name].default:
+                raise ValueError(f"{field}: has no effect with hardware.name: {self.hardware.name}, where {'sweep.engine.gpu_memory_frac' if on_cpu else 'kv_cache_bytes'} "
+                                 "says how much memory engines take; remove it")
+        gpus = self.hardware.of_stage("train").gpus
+        if self.train is not None and self.train.workers > 1 and self.hardware.name != "cpu" and gpus < 1:
+            raise ValueError(f"hardware.resources.train.gpus: {gpus:g} gives none of the {self.train.workers} workers on {self.hardware.name} a GPU of its own; use 1")
         if self.quantize is not None and self.train is None and self.draft.checkpoint is None:
             raise ValueError("quantize: there is no draft to quantize; add `capture: {}` and `train: {}`, or a draft.checkpoint")
         if "fp8" in self.sweep.arms and self.quantize is None:

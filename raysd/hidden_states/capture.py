@@ -17,11 +17,11 @@ import torch
 from raysd.artifacts.stage import StageRun
 from raysd.errors import StageError
 from raysd.experiment import Experiment
-from raysd.hidden_states.shards import Conversation, read_rows, write_index, write_shard
+from raysd.hidden_states.shards import Conversation, Origin, read_rows, write_index, write_shard
 from raysd.hidden_states.verify import check_conversation, check_head, compare_with_reference
 from raysd.prompts.prompt_set import Prompt
 from raysd.prompts.template import render
-from raysd.target import TargetShape, check_plain_logits, load_tokenizer, read_shape, resolve_target
+from raysd.target import TargetShape, check_plain_logits, load_tokenizer, read_shape, resolve_target, target_fingerprint
 
 COMPARISON = "hf_relative_error.json"
 
@@ -101,6 +101,7 @@ def capture(run: StageRun, engine_factory: EngineFactory) -> dict[str, Any]:
     todo = [number for number in range(len(shards)) if number not in paths]
     counts = {"conversations": 0, "output_tokens": 0}
     answering_s = 0.0
+    origin = Origin(target_fingerprint(run.experiment.target), tuple(questions.layer_ids))
     if todo:
         run.progress("starting vLLM", 0, len(prompts), "conversations")
         with engine_factory(run.experiment, questions.target, questions.layer_ids, run.work) as engine:
@@ -114,7 +115,7 @@ def capture(run: StageRun, engine_factory: EngineFactory) -> dict[str, Any]:
                 number = shard_of[index]
                 waiting[number][index] = questions.conversation(index, answer)
                 if len(waiting[number]) == len(shards[number]):
-                    write_shard(run.work / names[number], [waiting[number][i] for i in shards[number]])
+                    write_shard(run.work / names[number], [waiting[number][i] for i in shards[number]], origin)
                     paths[number] = run.pieces.keep(names[number], run.work / names[number])
                     del waiting[number]
                 counts["conversations"] += 1

@@ -12,6 +12,7 @@ from raysd.artifacts import Store, difference
 from raysd.artifacts.lease import Clock, utc_now
 from raysd.artifacts.resolved import Resolved
 from raysd.checks.draft_fit import check_draft_fit, identify_draft
+from raysd.draft.shape import check_special_tokens, check_trainable, draft_shape
 from raysd.errors import DamagedError, ExperimentError, RaysdError, TargetError
 from raysd.experiment import Experiment
 from raysd.experiment.target import TargetSection
@@ -22,7 +23,7 @@ from raysd.pipeline.stages import Stage, build_stages
 from raysd.prompts.prompt_set import PromptSet, load_prompts
 from raysd.target.locate import identify_target
 from raysd.target.pypi_asset import cached_asset, parse_asset
-from raysd.target.shape import TargetShape, read_shape
+from raysd.target.shape import TargetShape, check_plain_logits, read_shape
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,12 @@ def _in_place(experiment: Experiment) -> dict[str, Any]:
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Raises ExperimentError for hardware that is not known or asks too much of a node, and for a finished draft or aux
-    layers that do not fit a target which is on this machine already."""
+    """Raises ExperimentError for prompts and lengths that are too few or too long, for hardware that is not known or asks too much of a node, and, if the target is
+    on this machine already, for a draft that does not fit it, finished or yet to be trained, or that cannot start from its weights. TargetError for weights of
+    the target that are damaged, or that a draft cannot share.
+
+    Imports no torch: `raysd plan` is to answer at once.
+    """
     _check_prompts_and_lengths(experiment)
     machine = find_machine(experiment.hardware.name)
     for stage, resources in experiment.hardware.resources.items():
@@ -85,13 +90,19 @@ def check_experiment(experiment: Experiment) -> None:
                 where=f"hardware.resources.{stage}.gpus",
                 fix="ask for what one node has, or name the hardware in hardware.name",
             )
-    shape = target_shape_on_disk(experiment.target)
-    if shape is not None:
-        _check_target_fits(experiment.target, shape)
-        if experiment.draft.checkpoint is not None:
-            check_draft_fit(experiment.draft.checkpoint, shape, experiment.draft.layer_ids, quantizes=experiment.quantize is not None)
-        else:
-            shape.aux_layers(experiment.draft.aux_layers)
+    folder = target_folder_on_disk(experiment.target)
+    if folder is None:
+        return
+    shape = read_shape(folder)
+    _check_target_fits(experiment.target, shape)
+    if experiment.capture is not None:
+        check_plain_logits(folder)
+    if experiment.draft.checkpoint is not None:
+        check_draft_fit(experiment.draft.checkpoint, shape, experiment.draft.layer_ids, quantizes=experiment.quantize is not None)
+    elif experiment.train is None:
+        shape.aux_layers(experiment.draft.aux_layers)
+    else:
+        check_trainable(experiment.draft, experiment.train, folder)
 
 
 def check_same_target(stages: Sequence[Stage], store: Store) -> Resolved | None:
@@ -188,7 +199,7 @@ def _check_target_fits(section: TargetSection, shape: TargetShape) -> None:
 
 
 def _check_prompts_and_lengths(experiment: Experiment) -> None:
-    """Every split that a stage reads has its prompts, and every answer fits into the context with room for a prompt."""
+    """Every split that a stage reads has its prompts, the train split enough of them for a step, and every answer fits into the context with room for a prompt."""
     prompts = load_prompts(experiment.prompts)
     asked = [("sweep.report_prompts", "report", experiment.sweep.report_prompts)]
     lengths = {f"sweep.workloads.{workload.name}.osl": workload.osl for workload in experiment.sweep.workloads}
@@ -205,6 +216,11 @@ def _check_prompts_and_lengths(experiment: Experiment) -> None:
             prompts.split(split, limit)
         except ExperimentError as err:
             raise type(err)(what=err.what, where=f"{field} ({experiment.prompts.path})", fix=err.fix) from err
+    if experiment.train is not None:
+        answered, per_step = len(prompts.split("train", experiment.capture.train_prompts)), experiment.train.conversations_per_step
+        if answered < per_step:
+            raise ExperimentError(what=f"a step takes {per_step} conversations, and {answered} prompts of the train split are answered", where="train.conversations_per_step",
+                                  fix=f"use at most {answered}, or more prompts ({experiment.prompts.path}, capture.train_prompts)")
     for field, tokens in lengths.items():
         if tokens >= experiment.target.max_model_len:
             raise ExperimentError(
@@ -215,15 +231,18 @@ def _check_prompts_and_lengths(experiment: Experiment) -> None:
 
 
 def check_prompts(experiment: Experiment, planned: Sequence[PlannedStage]) -> None:
-    """Raises ExperimentError if the target is on this machine and its tokenizer or chat template is unfit, or makes a prompt too long, that a stage to run will need."""
+    """Raises ExperimentError if the target is on this machine and its tokenizer or chat template is unfit, or makes a prompt too long, that a stage to run will need;
+    and if the vocabulary of a draft that will be trained has no room for the tokenizer's special tokens."""
     folder = target_folder_on_disk(experiment.target)
     if folder is None or not any(entry.state == "run" and entry.stage.name != "report" for entry in planned):
         return
     from raysd.prompts.template import render
-    from raysd.target import eos_token_ids, load_tokenizer
+    from raysd.target import eos_token_ids, load_tokenizer, special_token_ids
 
     eos_token_ids(folder)
     tokenizer, prompts = load_tokenizer(folder, experiment.target), load_prompts(experiment.prompts)
+    if experiment.train is not None:
+        check_special_tokens(draft_shape(experiment.draft, read_shape(folder)), special_token_ids(folder, tokenizer))
     capture, answers = experiment.capture, [section.served_tokens for section in (experiment.train, experiment.quantize) if section is not None]
     asked = [("report", experiment.sweep.report_prompts, max(workload.osl for workload in experiment.sweep.workloads))]
     if capture is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from raysd.artifacts import sha256_of
+from raysd.artifacts import fingerprint, sha256_of
 from raysd.errors import ExperimentError, TargetError
 from raysd.experiment.target import TargetSection
 from raysd.target.pypi_asset import CONVERTER_VERSION, fetch_asset, parse_asset
@@ -33,6 +33,11 @@ def identify_target(section: TargetSection) -> dict[str, Any]:
     if _is_folder(section):
         return identity | {"folder": _folder_identity(Path(section.model))}
     return identity | {"hub": section.model, "commit": _commit(section)}
+
+
+def target_fingerprint(section: TargetSection) -> str:
+    """What tells captured states of this target, under these settings, from those of any other. Raises as `identify_target` does."""
+    return fingerprint(identify_target(section))
 
 
 def resolve_target(section: TargetSection, progress: Callable[..., None]) -> Path:

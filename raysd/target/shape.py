@@ -35,6 +35,11 @@ ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "longrope": ("short_factor", "long_factor"),
 }
 """The rope types that a draft can have too, and what each needs (transformers/modeling_rope_utils.py)."""
+ROPE_NUMBERS = {"rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "partial_rotary_factor", "beta_fast", "beta_slow",
+                "attention_factor", "alpha", "max_trained_positions"}
+"""What can only be a positive number, in a rotation of any type."""
+MSCALES = ("mscale", "mscale_all_dim")
+"""Positive numbers too, or 0 for none."""
 
 
 @dataclass(frozen=True)
@@ -138,12 +143,13 @@ def _rope(folder: Path, config: dict[str, Any], rotated: int) -> dict[str, Any]:
     for name in ("rope_parameters", "rope_scaling"):
         if not isinstance(config.get(name) or {}, dict):
             _refuse(folder, f"{name} = {config[name]!r:.60}, not an object")
-    rope = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})  # transformers' order
+    written = config.get("rope_scaling") or config.get("rope_parameters") or {}  # transformers' order
+    rope = {name: value for name, value in written.items() if value is not None}
     rope_type = rope.pop("type", "default")
     rope.setdefault("rope_type", rope_type)
     if any(isinstance(value, dict) for value in rope.values()):
         _refuse(folder, f"another rope for each kind of layer ({', '.join(map(str, rope))}); a draft has one layer and one rope", "use a target with one rope for all layers")
-    if rope["rope_type"] not in ROPE_FIELDS:
+    if not isinstance(rope["rope_type"], str) or rope["rope_type"] not in ROPE_FIELDS:
         _refuse(folder, f"rope_type = {rope['rope_type']!r:.60}; a draft can have {', '.join(ROPE_FIELDS)}", "use a target with one of these")
     if "rope_theta" not in rope:
         rope["rope_theta"] = _field(folder, config, "rope_theta")
@@ -157,14 +163,33 @@ def _rope(folder: Path, config: dict[str, Any], rotated: int) -> dict[str, Any]:
             rope["original_max_position_embeddings"] = outside
         rope.setdefault("original_max_position_embeddings", _field(folder, config, "max_position_embeddings"))
     for name in ROPE_FIELDS[rope["rope_type"]]:
-        if rope.get(name) is None:
+        if name not in rope:
             raise _absent(folder, name, f"which rope_type {rope['rope_type']} needs")
-    for name, value in rope.items():
-        if name in ("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "partial_rotary_factor"):
-            _number(folder, name, value)
-    if not 0 < rope.get("partial_rotary_factor", 1) <= 1:
-        _refuse(folder, f"partial_rotary_factor = {rope['partial_rotary_factor']}, not a share of a head")
+    _check_rope(folder, rope, rotated, _field(folder, config, "max_position_embeddings"))
     return rope
+
+
+def _check_rope(folder: Path, rope: dict[str, Any], rotated: int, max_positions: int) -> None:
+    """Of each value that a rotation is computed from, whether it is of the kind and size that it can be."""
+    for name, value in rope.items():
+        if name in ROPE_NUMBERS or (name in MSCALES and value != 0):
+            _number(folder, name, value)
+    for name in ("rope_theta", "original_max_position_embeddings"):  # whose logarithm something is divided by
+        if rope.get(name, 2) <= 1:
+            _refuse(folder, f"{name} = {rope[name]!r:.60}, not above 1")
+    if not isinstance(rope.get("truncate", True), bool):
+        _refuse(folder, f"truncate = {rope['truncate']!r:.60}, neither true nor false")
+    if not rope.get("partial_rotary_factor", 1) <= 1:
+        _refuse(folder, f"partial_rotary_factor = {rope['partial_rotary_factor']}, not a share of a head")
+    if rope.get("max_trained_positions", 0) > max_positions:
+        _refuse(folder, f"max_trained_positions = {rope['max_trained_positions']}, more than max_position_embeddings = {max_positions}")
+    pairs = int(rotated * rope.get("partial_rotary_factor", 1)) // 2
+    for name in ("short_factor", "long_factor") if rope["rope_type"] == "longrope" else ():
+        factors = rope[name]
+        if not isinstance(factors, list) or len(factors) != pairs:
+            _refuse(folder, f"{name} = {factors!r:.60}, not a list of {pairs} numbers, one for each pair of the {2 * pairs} that are rotated of a head")
+        for number, factor in enumerate(factors):
+            _number(folder, f"{name}[{number}]", factor)
 
 
 def _default(config: dict[str, Any], name: str) -> Any:

@@ -10,6 +10,9 @@ from raysd.errors import ExperimentError
 from raysd.experiment.target import TargetSection
 from raysd.target.shape import read_shape
 
+LEAST_WORDS_FRAC = 0.9
+"""Of the target's rows, for which its own tokenizer has a token: the others are padding, which in DeepSeek-LLM, with much of it, is 2,385 of 102,400 rows."""
+
 
 def load_tokenizer(folder: Path, section: TargetSection) -> Any:
     """The Hugging Face tokenizer of a target's folder. Raises ExperimentError if it cannot be loaded, if it is not the target's, or if there is no chat template,
@@ -36,15 +39,19 @@ def load_tokenizer(folder: Path, section: TargetSection) -> Any:
 
 
 def _check_it_is_the_targets(tokenizer: Any, folder: Path) -> None:
-    """Another model's tokenizer gives itself away cheaply: by ids that the target has no embedding for, or by ordinary words where the target's answers end."""
+    """Another model's tokenizer gives itself away cheaply: by ids that the target has no embedding for, by far fewer tokens than the target
+    has embeddings, or by ordinary words where the target's answers end. One of the same size and the same special tokens cannot be told from the target's own."""
     where, fix = f"target.model: {folder}", "put the tokenizer that the model was trained with beside its config.json"
-    largest, rows = max(tokenizer.get_vocab().values()), read_shape(folder).vocab_size
+    words = tokenizer.get_vocab()
+    largest, rows = max(words.values()), read_shape(folder).vocab_size
     if largest >= rows:
         raise ExperimentError(what=f"the tokenizer's ids reach {largest}, the target's vocab_size is {rows}", where=where, fix=fix)
+    if len(words) < LEAST_WORDS_FRAC * rows:
+        raise ExperimentError(what=f"the tokenizer has {len(words)} tokens, the target's vocab_size is {rows}: the other {rows - len(words)} could not be read", where=where, fix=fix)
     ends, special = eos_token_ids(folder), {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}
     if ends and not special & set(ends):
-        words = ", ".join(f"{i} ({tokenizer.decode([i])!r})" if 0 <= i <= largest else f"{i} (none)" for i in ends)
-        raise ExperimentError(what=f"the target's eos_token_id {words} is no special token of its tokenizer", where=where, fix=fix)
+        shown = ", ".join(f"{i} ({tokenizer.decode([i])!r})" if 0 <= i <= largest else f"{i} (none)" for i in ends)
+        raise ExperimentError(what=f"the target's eos_token_id {shown} is no special token of its tokenizer", where=where, fix=fix)
 
 
 def eos_token_ids(folder: Path) -> list[int]:
@@ -54,10 +61,7 @@ def eos_token_ids(folder: Path) -> list[int]:
     """
     for name in ("generation_config.json", "config.json"):
         path = folder / name
-        try:
-            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.is_file() else None
-        except (OSError, ValueError, AttributeError) as err:
-            raise ExperimentError(what=f"{path} cannot be read: {err}", where=f"target.model: {folder}", fix="correct the file, or fetch the model again") from err
+        ids = _read_object(folder, path).get("eos_token_id")
         ids = [ids] if isinstance(ids, int) else ids
         if ids is not None:
             if not isinstance(ids, list) or any(type(i) is not int for i in ids):
@@ -65,3 +69,37 @@ def eos_token_ids(folder: Path) -> list[int]:
                                       fix="correct the file, or fetch the model again")
             return ids
     return []
+
+
+def special_token_ids(folder: Path, tokenizer: Any) -> list[int]:
+    """Tokens that a draft must be able to propose whatever the captured answers hold, ascending: those that are marked as special, have a role, or end an answer.
+
+    Many have no role, such as those that begin a tool call. tokenizer: of `load_tokenizer`. Raises ExperimentError as `marked_token_ids` does.
+    """
+    marked = [token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special]
+    return sorted({*marked_token_ids(folder), *marked, *tokenizer.all_special_ids})
+
+
+def marked_token_ids(folder: Path) -> list[int]:
+    """Of the special tokens those that can be told without a tokenizer's library: what its files mark as special, and what ends an answer. Ascending.
+
+    Raises ExperimentError for a file that cannot be read.
+    """
+    listed, by_id = (_read_object(folder, folder / name).get(entries) for name, entries in (("tokenizer.json", "added_tokens"), ("tokenizer_config.json", "added_tokens_decoder")))
+    try:
+        marked = {int(entry["id"]) for entry in listed or [] if entry.get("special")} | {int(token_id) for token_id, entry in (by_id or {}).items() if entry.get("special")}
+        return sorted(marked | set(eos_token_ids(folder)))
+    except (TypeError, ValueError, KeyError, AttributeError) as err:
+        raise ExperimentError(what=f"the tokenizer's added tokens cannot be read: {err!r}", where=f"target.model: {folder}", fix="fetch the model again") from err
+
+
+def _read_object(folder: Path, path: Path) -> dict[str, Any]:
+    """The JSON object in one of the target's files; empty if there is no such file. Raises ExperimentError for anything else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError) as err:
+        raise ExperimentError(what=f"{path} cannot be read: {err}", where=f"target.model: {folder}", fix="correct the file, or fetch the model again") from err
+    if not isinstance(found, dict):
+        raise ExperimentError(what=f"{path} cannot be read: it holds {type(found).__name__}, not an object", where=f"target.model: {folder}",
+                              fix="correct the file, or fetch the model again")
+    return found

@@ -28,9 +28,10 @@ from raysd.backends.ray_training import learn_on_workers
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.draft.train import train
 from raysd.experiment import load_experiment
-from raysd.hidden_states.shards import Conversation, write_index, write_shard
+from raysd.hidden_states.shards import Conversation, Origin, write_index, write_shard
 from tests.stage_runs import attempt
 from tests.tiny_chain import write_experiment
+from tests.tiny_drafts import captured_from
 
 CONVERSATIONS = {"1x": 400, "10x": 4000}
 """Of the train split; the choose split has a tenth as many."""
@@ -50,7 +51,8 @@ def main() -> None:
         section = {"steps": max(CONVERSATIONS.values()) // PER_STEP, "conversations_per_step": PER_STEP, "ttt_steps": 2, "evaluations": 2, "served_k": 2,
                    "threads": 1}
         experiment = write_experiment(folder, train=section, draft={"vocab_size": 256, "aux_layers": [1, 2, 3], "intermediate_size": 64})
-        mb = {size: write_captured(folder / size, count) / 1e6 for size, count in CONVERSATIONS.items()}
+        origin = captured_from(load_experiment(experiment).target, [1, 2, 3])
+        mb = {size: write_captured(folder / size, count, origin) / 1e6 for size, count in CONVERSATIONS.items()}
         peaks: dict[str, list[dict[str, float]]] = {size: [] for size in CONVERSATIONS}
         for number in range(ROUNDS):
             for size in CONVERSATIONS if number % 2 == 0 else reversed(CONVERSATIONS):
@@ -69,7 +71,7 @@ def main() -> None:
     print(f"ratio {ratio:.3f}; {section['steps']} steps of {PER_STEP} conversations, {ROUNDS} rounds, load {os.getloadavg()[0]:.1f}")
 
 
-def write_captured(folder: Path, conversations: int) -> int:
+def write_captured(folder: Path, conversations: int, origin: Origin) -> int:
     """Writes shards of the tiny target's states, as the capture stage leaves them; returns their bytes."""
     folder.mkdir()
     generator = torch.Generator().manual_seed(0)
@@ -78,7 +80,7 @@ def write_captured(folder: Path, conversations: int) -> int:
         write_shard(folder / f"shard-{start // PER_SHARD:05d}.safetensors", [
             Conversation(f"{split}{start + i}", "topic", split, torch.randint(3, 512, (tokens,), generator=generator), 40, "stop",
                          torch.randn(tokens - 1, 4, 64, generator=generator).to(torch.bfloat16))
-            for i, split in enumerate(splits[start:start + PER_SHARD]) for tokens in [146 + 10 * (i % 5)]])
+            for i, split in enumerate(splits[start:start + PER_SHARD]) for tokens in [146 + 10 * (i % 5)]], origin)
     write_index(folder)
     return sum(shard.stat().st_size for shard in folder.glob("shard-*"))
 

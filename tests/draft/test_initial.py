@@ -6,7 +6,7 @@ import torch
 from raysd.draft.initial import initialise
 from raysd.draft.model import Eagle3Draft
 from raysd.draft.shape import draft_shape
-from raysd.errors import ExperimentError, TargetError
+from raysd.errors import ExperimentError
 from raysd.experiment.draft import DraftSection
 from raysd.target import read_shape
 from raysd.target.weights import read_embedding_and_head, read_layer
@@ -71,8 +71,15 @@ def test_a_dense_mlp_of_a_latent_target_is_taken(tmp_path):
     torch.testing.assert_close(draft.midlayer["mlp"]["up_proj"].weight, layer["mlp.up_proj"].float())
 
 
-def test_a_layer_that_is_no_start_for_this_draft_says_what_to_do(target, latent_target):
-    with pytest.raises(TargetError, match="(?s)q_proj.*train.init: random"):
+@pytest.mark.parametrize(("section", "named"), [({"head_dim": 16}, "q_proj"), ({"attention_heads": 1, "kv_heads": 1}, "q_proj"), ({"kv_heads": 1}, "k_proj")])
+def test_a_layer_of_other_sizes_is_no_start_for_this_draft(target, section, named):
+    with pytest.raises(ExperimentError, match=f"(?s)self_attn.{named}.*train.init: random") as caught:
+        new_draft(target, "target", **section)
+    assert caught.value.where == "train.init"
+    new_draft(target, "random", **section)
+
+
+def test_a_layer_of_another_kind_is_no_start_for_this_draft(latent_target):
+    with pytest.raises(ExperimentError, match="(?s)q_proj.*train.init: random") as caught:
         new_draft(latent_target, "target", attention="grouped")
-    with pytest.raises(ExperimentError, match="(?s)self_attn.q_proj.*train.init: random"):
-        new_draft(target, "target", head_dim=16)
+    assert caught.value.where == "train.init"

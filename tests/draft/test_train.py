@@ -6,29 +6,31 @@ import errno
 import functools
 import hashlib
 import io
+import json
 import os
 import random
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from raysd.draft import learn as learn_module
 from raysd.draft import train as train_module
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.draft.gradient import StepGradient
 from raysd.draft.unfinished import NAMES, StageDesk, save
-from raysd.errors import StageError
+from raysd.errors import ArtifactError, ExperimentError, StageError
 from raysd.experiment import load_experiment
-from raysd.hidden_states.shards import Conversation, write_index, write_shard
+from raysd.hidden_states.shards import Captured, Conversation, write_index, write_shard
 from raysd.signals import TERMINATING, Terminated, raise_when_terminated, whole
 from tests.stage_runs import attempt, piece
-from tests.tiny_drafts import small_draft
+from tests.tiny_drafts import captured_from, small_draft
 from tests.tiny_models import tiny_llama
 
 SERVED = AcceptanceCounts(10, 20, 5, (4, 1))
@@ -100,15 +102,15 @@ def stage(experiment_document, tmp_path) -> Stage:
     document = experiment_document | {"target": {"model": str(tmp_path / "tiny"), "max_model_len": 128}, "train": section,
                                       "draft": {"vocab_size": 64, "aux_layers": [1, 2, 3], "intermediate_size": 128}}
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(document))
-    generator = torch.Generator().manual_seed(0)
+    experiment, generator = load_experiment(tmp_path / "train.yaml"), torch.Generator().manual_seed(0)
     captured = tmp_path / "captured"
     captured.mkdir()
     write_shard(captured / "shard-00000.safetensors", [
         Conversation(f"{split}{i}", "topic", split, torch.randint(3, 512, (24,), generator=generator), 6, "length",
                      torch.randn(23, 4, 64, generator=generator).to(torch.bfloat16))
-        for split in ("train", "choose") for i in range(6)])
+        for split in ("train", "choose") for i in range(6)], captured_from(experiment.target, [1, 2, 3]))
     write_index(captured)
-    return Stage(load_experiment(tmp_path / "train.yaml"), captured, tmp_path / "stores")
+    return Stage(experiment, captured, tmp_path / "stores")
 
 
 @pytest.fixture
@@ -167,8 +169,45 @@ def test_answers_that_were_cut_off_are_dropped_and_too_few_of_the_rest_are_refus
     with pytest.raises(StageError, match="0 answers of the train split can be learned from, and 6 that were cut off are dropped: a step takes 2") as caught:
         stage(truncated="drop")
     assert "train.truncated: keep" in caught.value.fix
-    with pytest.raises(StageError, match="6 answers of the train split can be learned from: a step takes 7"):
+    assert caught.value.where == f"train.conversations_per_step ({stage.captured})"
+    with pytest.raises(ExperimentError, match="6 answers of the train split can be learned from: a step takes 7") as caught:
         stage(conversations_per_step=7)
+    assert caught.value.where == f"train.conversations_per_step ({stage.captured})"
+
+
+@pytest.mark.parametrize(("target", "aux_layers", "hidden", "words"), [
+    ({"seed": 1}, [1, 2, 3], 64, "another target"), ({"layers": 5}, [1, 2, 3], 64, "another target"), ({}, [0, 2, 3], 64, r"layers \[0, 2, 3, 4\], the draft reads \[1, 2, 3, 4\]"),
+    ({}, [1, 2, 3], 32, r"states are BF16 \[92, 4, 32\], not .*\[92, 4, 64\]")])
+def test_states_of_another_target_or_of_other_layers_are_refused_before_a_step(stage, tmp_path, target, aux_layers, hidden, words):
+    tiny_llama(tmp_path / "another", **target)
+    section = stage.experiment.target.model_copy(update={"model": str(tmp_path / "another")})
+    captured = [Conversation(f"{split}{i}", "topic", split, torch.arange(3, 27), 6, "stop", torch.ones(23, 4, hidden, dtype=torch.bfloat16))
+                for split in ("train", "choose") for i in range(2)]
+    write_shard(stage.captured / "shard-00000.safetensors", captured, captured_from(section, aux_layers))
+    write_index(stage.captured)
+    with pytest.raises(ArtifactError, match=words) as caught:
+        stage()
+    assert caught.value.where == str(stage.captured / "shard-00000.safetensors") and stage.steps == [0]
+
+
+def test_the_vocabulary_holds_every_token_that_is_marked_as_special_and_is_refused_if_it_cannot(stage, tmp_path):
+    path = tmp_path / "tiny" / "tokenizer.json"
+    document = json.loads(path.read_text())
+    words = {token_id: word for word, token_id in document["model"]["vocab"].items()}
+    document["added_tokens"] += [{"id": i, "content": words[i], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True} for i in range(480, 500)]
+    path.write_text(json.dumps(document))
+    answers = [torch.randint(3, 400, (2000,), generator=torch.Generator().manual_seed(0))]
+
+    def chosen(size):
+        experiment = stage.experiment.model_copy(update={"draft": stage.experiment.draft.model_copy(update={"vocab_size": size})})
+        return train_module.draft_vocabulary(experiment, tmp_path / "tiny", answers).tolist()
+
+    assert {0, 1, 2, *range(480, 500)} <= set(chosen(64)) and chosen(23) == [0, 1, 2, *range(480, 500)]
+    with pytest.raises(ExperimentError, match="22 tokens cannot hold the 23 special tokens") as caught:
+        chosen(22)
+    assert caught.value.where == "draft.vocab_size"
+    with pytest.raises(ExperimentError, match="5000 tokens are more than the target has, 512"):
+        chosen(5000)
 
 
 def test_the_curve_tells_of_every_position(stage):
@@ -183,13 +222,12 @@ def test_the_curve_tells_of_every_position(stage):
 
 
 def test_tensorboard_has_the_curve_whatever_struck_the_training(stage):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     with pytest.raises(Killed):
         stage(strike=killed, at=12, checkpoint_every_s=STEP_S, steps=20, evaluations=1)
     stage(steps=20, evaluations=1)
-    events = accumulator.EventAccumulator(str(stage.out / "tensorboard"))
+    events = EventAccumulator(str(stage.out / "tensorboard"))
     events.Reload()
-    assert [event.step for event in events.Scalars("train/loss")] == [10, 20] and "train/simulated_acceptance_length" in events.Tags()["scalars"]
+    assert [event.step for event in events.Scalars("train/loss")] == [1, 10, 20] and "train/simulated_acceptance_length" in events.Tags()["scalars"]
 
 
 def test_training_twice_gives_the_same_draft(stage):
@@ -223,9 +261,8 @@ def test_weights_that_stop_being_numbers_are_neither_a_draft_nor_a_checkpoint(st
 def test_a_target_in_float16_trains_a_draft(stage):
     target = stage.experiment.target.model_copy(update={"dtype": "float16"})
     stage.experiment = stage.experiment.model_copy(update={"target": target})
-    shard = stage.captured / "shard-00000.safetensors"
-    tensors, metadata = load_file(shard), safe_open(shard, "pt").metadata()
-    save_file(tensors | {"states": tensors["states"].to(torch.float16)}, shard, metadata=metadata)
+    conversations = [replace(each, states_TLH=each.states_TLH.to(torch.float16)) for split in ("train", "choose") for each in Captured(stage.captured, split)]
+    write_shard(stage.captured / "shard-00000.safetensors", conversations, captured_from(target, [1, 2, 3]))
     for precision in ("bfloat16", "float32"):
         stage(precision, precision=precision)
         weights = load_file(stage.out / "draft" / "model.safetensors")

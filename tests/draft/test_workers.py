@@ -23,7 +23,7 @@ from raysd.draft.workers import Alone, Sharing, Together, Workers
 from raysd.errors import StageError
 from raysd.experiment.train import TrainSection
 from raysd.hidden_states.shards import Captured, Conversation, write_index, write_shard
-from tests.tiny_drafts import TARGET_VOCAB, conversation, draft_and_target, small_draft, small_shape
+from tests.tiny_drafts import ORIGIN, TARGET_VOCAB, conversation, draft_and_target, small_draft, small_shape
 
 CPU = torch.device("cpu")
 SETTINGS = {"conversations_per_step": 4, "ttt_steps": 2, "precision": "float32", "steps": 12, "evaluations": 2, "served_k": 2, "lr": 1e-2, "checkpoint_every_s": 1e-9}
@@ -96,7 +96,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_captured(folder: Path, conversations: list[Conversation]) -> None:
     folder.mkdir()
-    write_shard(folder / "shard-00000.safetensors", conversations)
+    write_shard(folder / "shard-00000.safetensors", conversations, ORIGIN)
     write_index(folder)
 
 

@@ -54,6 +54,13 @@ BAD = [  # the change to the file, the field that the message names, words of th
     ("a stream that nobody takes", ("capture: {}\ntrain: {lr: 1e-3}\nquantize: {}", "capture: {mode: stream}\nsweep: {arms: [none]}"), "capture.mode", "needs a training"),
     ("a stream for two workers", ("capture: {}\ntrain: {lr: 1e-3}", "capture: {mode: stream}\ntrain: {workers: 2}"), "capture.mode", "feeds one worker"),
     ("a seed of greedy answers", ("capture: {}", "capture: {seed: 3}"), "capture.seed", "no effect at temperature 0"),
+    ("a CPU's cache on GPUs", ("capture: {}", "hardware: {name: mi355x}\ncapture: {kv_cache_bytes: 100000000}"), "capture.kv_cache_bytes", "no effect with hardware.name: mi355x"),
+    ("a GPU's memory on a CPU", ("quantize: {}", "quantize: {}\nsweep: {engine: {gpu_memory_frac: 0.5}}"), "sweep.engine.gpu_memory_frac", "no effect with hardware.name: cpu"),
+    ("a decay over one step", ("{lr: 1e-3}", "{ttt_steps: 1, ttt_decay: 0.5}"), "train.ttt_decay", "no effect with ttt_steps: 1"),
+    ("failures of no worker", ("{lr: 1e-3}", "{max_failures: 5}"), "train.max_failures", "no effect with one worker"),
+    ("workers without a GPU", ("train: {lr: 1e-3}", "hardware: {name: mi355x}\ntrain: {workers: 2}"), "hardware.resources.train.gpus", "none of the 2 workers on mi355x"),
+    ("workers that share a GPU", ("train: {lr: 1e-3}", "hardware: {name: mi355x, resources: {train: {gpus: 0.5}}}\ntrain: {workers: 2}"),
+     "hardware.resources.train.gpus", "0.5 gives none"),
     ("a revision of a folder", ("{model: ./target}", "{model: ./target, revision: main}"), "target.revision", "no effect"),
     ("a revision of a package", ("{model: ./target}", "{model: 'pypi:a==1', revision: main}"), "target.revision", "no effect"),
     ("more engines than conversations", ("capture: {}", "capture: {engines: 3, concurrency: 2}"), "capture.engines", "nothing to do"),
@@ -99,6 +106,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path):
     for path, words in ((tmp_path / "absent.yaml", "No such file"), (tmp_path, "directory"), (tmp_path / "latin.yaml", "UTF-8")):
         with pytest.raises(ExperimentError, match=words):
             load_experiment(path)
+
+
+def test_workers_with_a_gpu_each_and_failures_of_several_workers_load(tmp_path: Path):
+    path = tmp_path / "experiment.yaml"
+    path.write_text(GOOD.replace("train: {lr: 1e-3}", "hardware: {name: mi355x, resources: {train: {gpus: 1}}}\ntrain: {workers: 2, max_failures: 5, ttt_decay: 0.5}"))
+    assert load_experiment(path).train.max_failures == 5
 
 
 def test_every_problem_is_told_at_once(tmp_path: Path):

@@ -13,9 +13,10 @@ import torch
 from raysd.errors import ExperimentError, StageError
 from raysd.experiment.experiment import Experiment
 from raysd.hidden_states.capture import Answer, capture
-from raysd.hidden_states.shards import Captured
+from raysd.hidden_states.shards import Captured, check_shards
 from raysd.target.reference import reference_states
 from tests.stage_runs import attempt, piece
+from tests.tiny_drafts import captured_from
 from tests.tiny_models import tiny_llama
 
 
@@ -91,6 +92,7 @@ def test_the_train_and_choose_splits_are_captured_and_the_report_split_is_not(st
     assert [conversation.prompt_id for conversation in [*learn, *choose]] == ["p0", "p1", "p2", "p3", "p4"]
     assert metrics["head_agreement_frac"] > 0.9 and metrics["hf_skipped"] is None
     assert metrics["conversations"] == 5 and metrics["layer_ids"] == [1, 2, 3, 4] and max(metrics["hf_relative_error"].values()) < 0.01
+    check_shards(stage.out, captured_from(stage.experiment.target, [1, 2, 3]), hidden_size=64, vocab_size=512)
     assert metrics["output_tokens"] == 5 * 6 and learn[0].states_TLH.shape == (len(learn[0].token_ids) - 1, 4, 64)
 
 

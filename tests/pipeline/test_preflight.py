@@ -5,15 +5,19 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import re
 import threading
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from raysd.artifacts import FolderHome, Store
-from raysd.errors import ExperimentError
+from raysd.errors import ExperimentError, TargetError
 from raysd.experiment import dump_experiment, load_experiment
 from raysd.pipeline.plan import plan
-from raysd.pipeline.preflight import chain_of, check_local_resources, check_prompts, stages_of
+from raysd.pipeline.preflight import chain_of, check_experiment, check_local_resources, check_prompts, stages_of
+from tests.tiny_models import tiny_deepseek
 
 SHORT = {"target": {"model": "./target", "max_model_len": 160}, "capture": {"max_tokens": 16}, "train": {"served_tokens": 16}, "quantize": {"served_tokens": 16},
          "sweep": {"workloads": [{"osl": 16}]}}
@@ -47,6 +51,120 @@ def test_a_prompt_longer_than_the_context_is_refused_in_every_split(check, tmp_p
 def test_the_longest_answer_to_a_split_counts(check):
     with pytest.raises(ExperimentError, match="leave room"):
         check(quantize={"served_tokens": 150})
+
+
+@pytest.fixture
+def refused(write_experiment):
+    """Looks at an experiment as `raysd plan` does, and returns what it is refused with."""
+
+    def refused(kind=ExperimentError, **changes):
+        with pytest.raises(kind) as caught:
+            check_experiment(load_experiment(write_experiment(**changes)))
+        return caught.value
+
+    return refused
+
+
+@pytest.fixture
+def target(tmp_path):
+    """Changes the target's folder: its tensors by name, or fields of its config.json."""
+
+    def change(tensors=lambda tensors: tensors, **config):
+        path, weights = tmp_path / "target" / "config.json", tmp_path / "target" / "model.safetensors"
+        path.write_text(json.dumps(json.loads(path.read_text()) | config))
+        save_file(tensors(load_file(weights)), weights)
+
+    return change
+
+
+def test_an_experiment_that_fits_its_target_passes(write_experiment):
+    for changes in ({}, {"draft": {"vocab_size": None}}, {"draft": {"vocab_size": 512}}, {"train": {"conversations_per_step": 4}},
+                    {"draft": {"kv_heads": 4, "head_dim": 32}, "train": {"init": "random"}}, {"draft": {"intermediate_size": 8}}):
+        check_experiment(load_experiment(write_experiment(**changes)))
+
+
+def test_a_vocabulary_larger_than_the_targets_is_refused(refused):
+    err = refused(draft={"vocab_size": 5000})
+    assert err.where == "draft.vocab_size" and "5000 tokens are more than the target has, 512" in err.what
+
+
+def test_fewer_prompts_than_a_step_takes_are_refused(refused):
+    for capture, answered in (({}, 4), ({"train_prompts": 3}, 3), ({"mode": "stream"}, 4)):
+        err = refused(capture=capture, train={"conversations_per_step": 100})
+        assert err.where == "train.conversations_per_step" and f"100 conversations, and {answered} prompts" in err.what
+
+
+@pytest.mark.parametrize(("draft", "named"), [({"kv_heads": 1}, "k_proj"), ({"head_dim": 32}, "q_proj"), ({"attention_heads": 2}, "q_proj")])
+def test_a_draft_of_other_sizes_than_the_layer_it_would_start_from_is_refused(refused, draft, named):
+    err = refused(draft=draft)
+    assert err.where == "train.init" and named in err.what and "train.init: random" in err.fix
+
+
+def fused(tensors):  # Phi-3
+    parts = [tensors.pop(f"model.layers.3.self_attn.{name}_proj.weight") for name in "qkv"]
+    return tensors | {"model.layers.3.self_attn.qkv_proj.weight": np.concatenate(parts)}
+
+
+def normed_after(tensors):  # OLMo-2
+    return tensors | {"model.layers.3.post_feedforward_layernorm.weight": tensors.pop("model.layers.3.input_layernorm.weight")}
+
+
+def quantized(tensors):
+    return tensors | {"model.layers.3.self_attn.o_proj.weight": np.zeros((64, 64), np.int8)}
+
+
+@pytest.mark.parametrize(("change", "named"), [(fused, "q_proj"), (normed_after, "input_layernorm"), (quantized, "o_proj.* are quantized .I8")])
+def test_a_layer_that_no_draft_can_start_from_is_refused(refused, target, write_experiment, change, named):
+    target(change)
+    err = refused()
+    assert err.where == "train.init" and re.search(named, err.what) and "train.init: random" in err.fix
+    check_experiment(load_experiment(write_experiment(train={"init": "random"})))
+
+
+def test_a_grouped_draft_cannot_start_from_latent_attention(refused, tmp_path):
+    tiny_deepseek(tmp_path / "latent")
+    err = refused(target={"model": "./latent", "max_model_len": 512}, draft={"attention": "grouped"})
+    assert err.where == "train.init" and "q_proj" in err.what
+
+
+def test_weights_that_cannot_be_shared_or_read_are_refused(refused, target, tmp_path):
+    target(lambda tensors: tensors | {"lm_head.weight": np.zeros((100, 64), np.float16)}, tie_word_embeddings=False)
+    assert "lm_head.weight is [100, 64], its config.json says [512, 64]" in refused(TargetError).what
+    target(lambda tensors: tensors | {"lm_head.weight": np.zeros((512, 64), np.int8)})
+    assert "lm_head.weight'] are quantized (I8)" in refused(TargetError).what
+    weights = tmp_path / "target" / "model.safetensors"
+    for damaged in (weights.read_bytes()[:-1], b"weights", b""):
+        weights.write_bytes(damaged)
+        assert refused(TargetError).where == str(weights)
+    (tmp_path / "target" / "model.safetensors.index.json").write_text("[]")
+    assert "index.json" in refused(TargetError).where
+
+
+def test_a_target_that_changes_its_logits_is_refused(refused, target):
+    target(final_logit_softcapping=30.0)
+    assert "final_logit_softcapping = 30.0" in refused().what
+
+
+@pytest.mark.parametrize(("rope", "draft", "field"), [
+    ({"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [1.0] * 8}, {"head_dim": 32}, "draft.head_dim"),
+    ({"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 3, "long_factor": [1.0] * 8}, {}, "target.model"),
+    ({"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": "x", "mscale_all_dim": 1}, {}, "target.model")])
+def test_a_rotation_that_cannot_be_computed_is_refused(refused, target, rope, draft, field):
+    target(rope_parameters=rope)
+    assert refused(draft=draft).where.startswith(field)
+
+
+def test_a_vocabulary_that_cannot_hold_the_special_tokens_is_refused(refused, check, tmp_path):
+    path = tmp_path / "target" / "tokenizer.json"
+    document = json.loads(path.read_text())
+    words = {token_id: word for word, token_id in document["model"]["vocab"].items()}
+    document["added_tokens"] += [{"id": i, "content": words[i], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True} for i in range(400, 417)]
+    path.write_text(json.dumps(document))
+    err = refused(draft={"vocab_size": 19})
+    assert err.where == "draft.vocab_size" and "19 tokens cannot hold the 20 special tokens" in err.what
+    with pytest.raises(ExperimentError, match="19 tokens cannot hold the 20 special tokens"):
+        check(draft={"vocab_size": 19})
+    check(draft={"vocab_size": 20})
 
 
 @pytest.mark.parametrize(("asked", "words"), [({"cpus": 10_000}, "10000 CPU cores"), ({"custom": {"rack-7": 1}}, "rack-7")])

@@ -110,6 +110,26 @@ def test_a_head_in_fp8_is_refused(tmp_path):
         audit_draft(tmp_path / "fp8")
 
 
+@pytest.mark.parametrize("exclude", [["fc", "lm_head"], ["fc", "lm_head", "embed_tokens"]])
+def test_an_embedding_stays_in_high_precision_excluded_or_not(tmp_path, exclude):
+    save_draft(small_draft(small_shape(hidden_size=64, head_dim=32, intermediate_size=128)), tmp_path / "bf16", torch.bfloat16)
+    edit(tmp_path / "bf16", lambda tensors: tensors.update({"embed_tokens.weight": torch.ones(96, 64, dtype=torch.bfloat16)}))
+    quantize_checkpoint(tmp_path / "bf16", tmp_path / "fp8", "ptpc_fp8", exclude)
+    rewrite_exclusions(tmp_path / "fp8")
+    audit = audit_draft(tmp_path / "fp8")
+    assert set(audit.quantized) == LINEARS and set(audit.high_precision) == {"embed_tokens", "fc", "lm_head"}
+    edit(tmp_path / "fp8", lambda tensors: tensors.update({"embed_tokens.weight": tensors["embed_tokens.weight"].to(torch.float8_e4m3fn)}))
+    with pytest.raises(StageError, match="embed_tokens is in FP8"):
+        audit_draft(tmp_path / "fp8")
+
+
+def test_files_that_are_no_part_of_the_draft_are_not_audited(quantized):
+    save_file({"midlayer.mlp.up_proj.weight": torch.ones(3, 3)}, quantized / "stray.safetensors")
+    with pytest.raises(StageError, match="up_proj is in torch.float32"):
+        audit_draft(quantized)
+    assert set(audit_draft(quantized, [quantized / "model.safetensors"]).quantized) == LINEARS
+
+
 def test_an_mlp_in_two_precisions_is_refused(quantized):
     """vLLM makes one layer of gate and up."""
     name = "midlayer.mlp.up_proj.weight"

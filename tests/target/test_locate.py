@@ -7,9 +7,9 @@ import pytest
 
 from raysd.errors import ExperimentError
 from raysd.experiment.target import TargetSection
-from raysd.target import eos_token_ids, identify_target, load_tokenizer, read_shape, resolve_target
+from raysd.target import eos_token_ids, identify_target, load_tokenizer, marked_token_ids, read_shape, resolve_target, special_token_ids
 from raysd.target.reference import reference_states
-from tests.tiny_models import tiny_llama
+from tests.tiny_models import tiny_llama, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +155,51 @@ def test_rope_parameters_without_a_type_are_the_default_ones(target, tmp_path):
     config = json.loads((target / "config.json").read_text()) | {"rope_parameters": {"rope_theta": 5e5}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read_shape(tmp_path).rope_parameters == {"rope_type": "default", "rope_theta": 5e5}
+
+
+@pytest.fixture
+def marked(target, tmp_path):
+    """A copy of the target whose tokenizer marks more tokens as special, none of which has a role: as Llama-3's `<|eom_id|>` and `<|python_tag|>`."""
+    import shutil
+
+    shutil.copytree(target, tmp_path / "marked")
+    path = tmp_path / "marked" / "tokenizer.json"
+    document = json.loads(path.read_text())
+    words = {token_id: word for word, token_id in document["model"]["vocab"].items()}
+    document["added_tokens"] += [{"id": i, "content": words[i], "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": i != 503}
+                                 for i in (500, 501, 502, 503)]
+    path.write_text(json.dumps(document))
+    return tmp_path / "marked"
+
+
+def test_a_token_is_special_by_its_mark_by_its_role_or_by_ending_answers(marked):
+    (marked / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 300]}))
+    config = json.loads((marked / "tokenizer_config.json").read_text())
+    (marked / "tokenizer_config.json").write_text(json.dumps(config | {"added_tokens_decoder": {"499": {"content": "x", "special": True}, "498": {"content": "y", "special": False}}}))
+    assert marked_token_ids(marked) == [0, 1, 2, 300, 499, 500, 501, 502]
+    words = {token_id: word for word, token_id in json.loads((marked / "tokenizer.json").read_text())["model"]["vocab"].items()}
+    (marked / "tokenizer_config.json").write_text(json.dumps(config | {"unk_token": words[400]}))  # a role alone
+    assert special_token_ids(marked, load_tokenizer(marked, section(model=str(marked)))) == [0, 1, 2, 300, 400, 500, 501, 502]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"added_tokens": 3}', '{"added_tokens": [3]}', '{"added_tokens": [{"special": true}]}'])
+def test_added_tokens_that_cannot_be_read_are_refused(tmp_path, content):
+    (tmp_path / "tokenizer.json").write_text(content)
+    with pytest.raises(ExperimentError, match="cannot be read") as caught:
+        marked_token_ids(tmp_path)
+    assert str(tmp_path) in caught.value.where
+
+
+def test_a_tokenizer_with_far_fewer_tokens_than_the_target_is_refused(target, tmp_path):
+    import shutil
+
+    shutil.copytree(target, tmp_path / "other")
+    tiny_tokenizer(450).save_pretrained(tmp_path / "other")
+    with pytest.raises(ExperimentError, match="has 450 tokens, the target's vocab_size is 512") as caught:
+        load_tokenizer(tmp_path / "other", section(model=str(tmp_path / "other")))
+    assert "target.model" in caught.value.where
+    tiny_tokenizer(500).save_pretrained(tmp_path / "other")  # the rest is padding
+    load_tokenizer(tmp_path / "other", section(model=str(tmp_path / "other")))
 
 
 def test_a_tokenizer_of_another_model_is_refused(target, tmp_path):

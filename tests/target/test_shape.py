@@ -98,6 +98,32 @@ def test_what_is_not_known_is_refused_by_name(shape_of, tmp_path, changes, messa
     assert str(tmp_path) in caught.value.where
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+
+
+@pytest.mark.parametrize(("rope", "key"), [
+    *((YARN | {name: "x"}, f"{name} = 'x'") for name in ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")), (YARN | {"beta_fast": [32]}, "beta_fast"),
+    (YARN | {"rope_theta": 1}, "rope_theta = 1"), (YARN | {"original_max_position_embeddings": 1}, "original_max_position_embeddings"), (YARN | {"mscale": -1}, "mscale = -1"),
+    (DYNAMIC | {"alpha": "x"}, "alpha = 'x'"), (DYNAMIC | {"max_trained_positions": "x"}, "max_trained_positions = 'x'"),
+    (DYNAMIC | {"max_trained_positions": 4096}, "max_trained_positions = 4096"), (DYNAMIC | {"rope_type": "linear", "factor": [2.0]}, "factor = .2.0."),
+    (LONG | {"long_factor": [2.0] * 7}, "long_factor = .*not a list of 8 numbers"), (LONG | {"short_factor": 2.0}, "short_factor = 2.0"),
+    (LONG | {"long_factor": [2.0] * 7 + ["x"]}, "long_factor.7. = 'x'"), (LONG | {"partial_rotary_factor": 0.5}, "short_factor = .*not a list of 4 numbers"),
+    (LONG | {"original_max_position_embeddings": True}, "original_max_position_embeddings = True"), (YARN | {"rope_type": ["yarn"]}, "rope_type")])
+def test_a_rotation_that_cannot_be_computed_is_refused_by_its_key(shape_of, tmp_path, rope, key):
+    with pytest.raises(ExperimentError, match=f"config.json has {key}") as caught:
+        shape_of(LLAMA, rope_parameters=rope)
+    assert str(tmp_path) in caught.value.where
+
+
+def test_a_rotation_may_leave_out_or_switch_off_what_it_does_not_need(shape_of):
+    assert shape_of(LLAMA, rope_parameters=YARN | {"mscale": 0, "mscale_all_dim": 0.0, "truncate": False, "attention_factor": None}).rope_parameters == \
+        YARN | {"mscale": 0, "mscale_all_dim": 0.0, "truncate": False, "original_max_position_embeddings": 1024}
+    assert shape_of(LLAMA, rope_parameters=LONG).rope_parameters == LONG
+    assert shape_of(LLAMA, rope_parameters={"rope_type": "default", "rope_theta": None}).rope_parameters == {"rope_type": "default", "rope_theta": 1e4}
+
+
 def test_logits_that_a_head_does_not_give_are_refused_in_the_text_part_too(tmp_path):
     for config, refused in ((LLAMA, False), (LLAMA | {"logits_scaling": 1.0}, False), (LLAMA | {"logits_scaling": 8.0}, True), ({"text_config": LLAMA | {"final_logit_softcapping": 30.0}}, True)):
         (tmp_path / "config.json").write_text(json.dumps(config))
