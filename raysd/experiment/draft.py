@@ -14,7 +14,7 @@ class DraftSection(Section):
     algorithm: Literal["eagle3", "eagle3.1"] = "eagle3"
     """`eagle3.1` adds one norm per aux layer before `fc` and feeds the normed output back (arXiv 2605.09992)."""
     vocab_size: int | None = Field(32_000, ge=16)
-    """Tokens that the draft can propose: the target's special tokens, and the most frequent in the captured answers. null: all of the target's. More than
+    """Tokens that the draft can propose: the target's special tokens, and those that most captured answers hold. null: all of the target's. More than
     the target has is refused; the default means all of a target that has fewer."""
     aux_layers: list[int] | None = Field(None, min_length=1)
     """Layers whose entering residual stream the draft reads, in vLLM's numbering; null: 2, n // 2, n - 3 of n layers, as in the Eagle3
