@@ -92,8 +92,9 @@ def small(case: Case, folder: Path) -> tuple[Path, Eagle3Draft]:
     sizes = draft_shape(DraftSection(**case.draft), shape)
     embedding, _, head = read_embedding_and_head(target, shape)
     draft = lively(Eagle3Draft(sizes, embedding.float(), vocabulary(sizes.target_vocab_size, sizes.vocab_size)))
-    with torch.no_grad():
-        draft.lm_head.weight.copy_(head[draft.draft_to_target])
+    if sizes.vocab_size < sizes.target_vocab_size:  # a whole vocabulary keeps a head of its own, so that vLLM cannot take the target's for it unseen
+        with torch.no_grad():
+            draft.lm_head.weight.copy_(head[draft.draft_to_target])
     return target, draft
 
 
