@@ -17,6 +17,9 @@ RANDOM_FC = 0.1
 """Scale of the noise that breaks the symmetry between aux layers in `fc`, relative to a usual initialisation."""
 EMBEDDING_HALF = 0.5
 """Scale of the random columns that read the token's embedding, relative to the target's columns beside them."""
+NORM = 0.3
+"""Scale of the target's norm before the head. Nothing has been learned yet, and at the target's own scale the draft is sure of what is wrong: on the demo 23 nat a
+token, where guessing is 8, and learning that takes the first tenth of the steps."""
 MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 NORMS = {"input_layernorm": "hidden_norm", "post_attention_layernorm": "post_attention_layernorm"}
 """The target's norms by the draft's that start as them."""
@@ -26,13 +29,13 @@ def initialise(draft: Eagle3Draft, method: str, target: Path, last_layer: int, n
     """Sets the weights in place. Seed torch before.
 
     method `target`: the decoder layer starts as the target's last, which already turns late features into next-token features: what reads the features starts
-    with the target's weights; `fc` passes the last aux layer through; norm and head are the target's (head rows of the draft's vocabulary). The MLP is left
-    random where the target's is of another width or made of experts.
+    with the target's weights; `fc` passes the last aux layer through; norm (smaller by NORM) and head are the target's (head rows of the draft's vocabulary). The
+    MLP is left random where the target's is of another width or made of experts.
     method `random`: torch's own initialisation, with the target's norm and head. head: the target's whole head.
     Raises ExperimentError if the target's attention is quantized, or of another kind or of other sizes than the draft's; TargetError if a file cannot be read.
     """
     with torch.no_grad():
-        draft.norm.weight.copy_(norm_H)
+        draft.norm.weight.copy_(norm_H).mul_(NORM)
         draft.lm_head.weight.copy_(head_VH[draft.draft_to_target.to(head_VH.device)])
         if method == "random":
             return

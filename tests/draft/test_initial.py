@@ -45,10 +45,10 @@ def test_a_draft_starts_as_the_targets_last_layer_on_its_last_aux_state(target):
 
 
 @pytest.mark.parametrize("method", ["target", "random"])
-def test_norm_and_head_are_the_targets(target, method):
+def test_norm_and_head_are_the_targets_and_the_draft_is_not_sure_of_anything_yet(target, method):
     draft = new_draft(target, method)
     _, norm, head = read_embedding_and_head(target, read_shape(target))
-    torch.testing.assert_close(draft.norm.weight, norm.float())
+    torch.testing.assert_close(draft.norm.weight, 0.3 * norm.float())
     torch.testing.assert_close(draft.lm_head.weight, head[3:67].float())
 
 
