@@ -139,7 +139,7 @@ def unrolled_loss(draft: Eagle3Draft, batch: Batch, target: TargetHead, token_to
         normed, unrolling = draft.first(batch.rows) if unrolling is None else draft.next(batch.rows, unrolling, batch.ahead_SM[step])
         logits = draft.logits(normed)
         counts = batch.known_SM[step + 1] & (token_to_draft[batch.ahead_SM[step + 1]] >= 0)
-        loss = RowsLoss.apply(LOSSES[section.loss], logits, soft_MV, shifted(batch.rows, every_row, step), counts / max(1, counted[step]))
+        loss = RowsLoss.apply(LOSSES[section.loss], logits, soft_MV, shifted(batch.rows, every_row, step), counts.float() / max(1, counted[step]))
         return loss, logits.detach().argmax(-1) if count_hits else None, unrolling
 
     total, per_step, guesses, unrolling = torch.zeros((), device=every_row.device), [], [], None

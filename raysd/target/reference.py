@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -34,14 +35,18 @@ def why_no_reference(folder: Path, memory_bytes: int | None = None) -> str | Non
 
 
 def reference_states(folder: Path, section: TargetSection, token_ids: list[int], layer_ids: list[int]) -> torch.Tensor:
-    """Residual stream [T, len(layer_ids), H], float32, entering each layer (id n: the last hidden state before the final norm), for T tokens.
-
-    Hooks rather than `output_hidden_states`, whose last entry is the normed state (HF index n is not vLLM's id n).
-    """
+    """`entered_states` of the model in a folder. Not beside a training in the same process: loading changes torch's default dtype for a while."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, section.dtype))
-    model.eval()
+    return entered_states(AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, section.dtype)).eval(), token_ids, layer_ids)
+
+
+def entered_states(model: Any, token_ids: list[int], layer_ids: list[int]) -> torch.Tensor:
+    """Residual stream [T, len(layer_ids), H], float32, entering each layer (id n: the last hidden state before the final norm), for T tokens.
+
+    model: Hugging Face's, for causal language modelling. Hooks rather than `output_hidden_states`, whose last entry is the normed state (HF index n is not
+    vLLM's id n).
+    """
     decoder = model.get_decoder()
     entered: dict[int, torch.Tensor] = {}
 

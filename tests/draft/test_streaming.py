@@ -19,7 +19,7 @@ from raysd.errors import ExperimentError, StageError
 from raysd.experiment import Experiment
 from raysd.hidden_states.capture import Answer, Questions
 from raysd.hidden_states.shards import Conversation
-from raysd.target.reference import reference_states
+from raysd.target.reference import entered_states
 from tests.stage_runs import attempt
 from tests.tiny_models import tiny_llama
 
@@ -40,7 +40,7 @@ class Engine:
     def __init__(self, folder, experiment, layer_ids, finish_reason, seed):
         from transformers import AutoModelForCausalLM
 
-        self.folder, self.experiment, self.layer_ids, self.finish_reason, self.order = folder, experiment, layer_ids, finish_reason, random.Random(seed)
+        self.experiment, self.layer_ids, self.finish_reason, self.order = experiment, layer_ids, finish_reason, random.Random(seed)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
         self.asked = []
         self.handed_out = 0
@@ -59,7 +59,7 @@ class Engine:
         with torch.no_grad():
             out = self.model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
                                       max_new_tokens=self.experiment.capture.max_tokens, do_sample=False, pad_token_id=0)[0].tolist()
-        self.known[tuple(prompt)] = out, reference_states(self.folder, self.experiment.target, out[:-1], self.layer_ids).to(torch.bfloat16)
+        self.known[tuple(prompt)] = out, entered_states(self.model, out[:-1], self.layer_ids).to(torch.bfloat16)
         return self.known[tuple(prompt)]
 
 
