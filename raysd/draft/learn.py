@@ -90,8 +90,6 @@ def learn(section: TrainSection, learner: Learner, source: Source, choose: Seque
     draft, optimiser, device = learner.draft, learner.optimiser, workers.device
     token_to_draft = learner.token_to_draft.cpu()  # to count with: on a GPU every count would wait for the device
     checkpoints = _Checkpoints(learner, workers, desk)
-    # An evaluation holds no more of the conversations than a part of a step does: who lowers the one lowers both.
-    beside = min(EVALUATED_AT_ONCE, max(1, section.conversations_per_step // (section.workers * section.gradient_accumulation)))
     training = checkpoints.resume()
     for row in training.curve:
         desk.note(row)
@@ -101,6 +99,7 @@ def learn(section: TrainSection, learner: Learner, source: Source, choose: Seque
     # Fewer workers than asked for, where a node has died, cut their larger shares into more parts: a part must fit into memory.
     section = section.model_copy(update={"gradient_accumulation": -(-section.gradient_accumulation * section.workers // workers.count)})
     share_of_step = max(1, section.conversations_per_step // (workers.count * section.gradient_accumulation))
+    beside = min(EVALUATED_AT_ONCE, share_of_step)  # an evaluation holds no more than a part of a step does: who lowers the one lowers both
     with StepGradient(draft, learner.target_head, learner.token_to_draft, section, learner.threads, parts_of(share_of_step, learner.threads, device)) as step_gradient:
         try:
             while True:

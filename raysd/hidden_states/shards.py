@@ -19,6 +19,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from raysd.errors import ArtifactError
+from raysd.target.checkpoint import FLOATS
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,6 @@ SAID = "shard"
 """The one key of a shard's metadata: safetensors writes several in any order, and a shard is to be the same bytes whenever it is captured."""
 COLUMNS = ("prompt_id", "topic", "split", "shard", "token_offset", "state_offset", "tokens", "prompt_tokens", "finish_reason")
 """Of the index."""
-FLOATS = ("BF16", "F16", "F32")
-"""Types that states can have, as safetensors names them."""
 AGAIN = "the capture's artifact does not belong to this experiment, or is damaged: delete it and run again to capture anew"
 
 
