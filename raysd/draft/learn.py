@@ -64,7 +64,7 @@ def new_learner(experiment: Experiment, target: Path, vocabulary: torch.Tensor, 
     embedding, norm, head = read_embedding_and_head(target, target_shape)
     torch.manual_seed(section.seed)
     draft = Eagle3Draft(shape, embedding, vocabulary)
-    initialise(draft, section.init, target, target_shape.layers - 1, norm, head)
+    initialise(draft, norm, head)
     device = workers.device
     draft.to(device)
     workers.join(draft)

@@ -9,9 +9,8 @@ from typing import Any, NoReturn
 
 from raysd.errors import ExperimentError
 from raysd.experiment.draft import DraftSection
-from raysd.experiment.train import TrainSection
 from raysd.target import marked_token_ids, read_shape
-from raysd.target.checkpoint import check_shared, check_start
+from raysd.target.checkpoint import check_shared
 from raysd.target.shape import LatentSizes, TargetShape
 
 YARN = ("factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
@@ -51,20 +50,6 @@ class DraftShape:
     """Eagle 3.1: the normed output is fed back, not the pre-norm one."""
     latent: LatentSizes | None = None
     """Of a draft with MLA, always with a bottleneck for queries; then each query head has its own key head, and the rotation is YaRN's."""
-
-    def start_shapes(self) -> dict[str, list[int]]:
-        """What `train.init: target` takes of the target's last layer beside its MLP: shapes by the names inside the layer. What reads the features is half as
-        wide as the draft's, which reads the token's embedding too.
-        """
-        width, heads, sizes = self.hidden_size, self.attention_heads, self.latent
-        if sizes is None:
-            queries, keys = heads * self.head_dim, self.kv_heads * self.head_dim
-            attention = {"q_proj": [queries, width], "k_proj": [keys, width], "v_proj": [keys, width], "o_proj": [width, queries]}
-        else:
-            attention = {"q_a_proj": [sizes.q_lora_rank, width], "q_a_layernorm": [sizes.q_lora_rank], "q_b_proj": [heads * self.head_dim, sizes.q_lora_rank],
-                         "kv_a_proj_with_mqa": [sizes.kv_lora_rank + sizes.qk_rope_head_dim, width], "kv_a_layernorm": [sizes.kv_lora_rank],
-                         "kv_b_proj": [heads * (sizes.qk_nope_head_dim + sizes.v_head_dim), sizes.kv_lora_rank], "o_proj": [width, heads * sizes.v_head_dim]}
-        return {f"self_attn.{name}": shape for name, shape in attention.items()} | {name: [width] for name in ("input_layernorm", "post_attention_layernorm")}
 
     def high_precision_parameters(self) -> int:
         """Weights of `fc` and of the head."""
@@ -112,18 +97,16 @@ def check_special_tokens(shape: DraftShape, token_ids: Collection[int]) -> None:
                 f"use far more than {special}, so that there is room for ordinary tokens")
 
 
-def check_trainable(section: DraftSection, train: TrainSection, folder: Path) -> None:
+def check_trainable(section: DraftSection, folder: Path) -> None:
     """Whether a draft can be trained beside the target in a folder, from its files alone: asked before anything is captured. Imports no torch.
 
-    Raises ExperimentError as `draft_shape` does, and for a vocabulary without room for the special tokens or a start that the target does not give;
-    TargetError for weights of the target that are damaged, or that a draft cannot share.
+    Raises ExperimentError as `draft_shape` does, and for a vocabulary without room for the special tokens; TargetError for weights of the target
+    that are damaged, or that a draft cannot share.
     """
     target = read_shape(folder)
     shape = draft_shape(section, target)
     check_special_tokens(shape, marked_token_ids(folder))
     check_shared(folder, target)
-    if train.init == "target":
-        check_start(folder, target.layers - 1, shape.start_shapes())
 
 
 def rotated_width(rope: dict[str, Any], head_dim: int) -> int:

@@ -65,7 +65,7 @@ def train_on_stream(run: StageRun, served_acceptance: ServedAcceptance, stream_f
     training) and output_tok_s; layer_ids and what `capture` says of the first conversation. Raises what `train` and `capture` raise.
     """
     section, questions = run.experiment.train, Questions(run)
-    check_trainable(run.experiment.draft, section, questions.target)
+    check_trainable(run.experiment.draft, questions.target)
     split = [prompt.split for prompt in questions.prompts]
     train, choose = split.count("train"), split.count("choose")  # the train split's are the first
     where = run.experiment.prompts.path

@@ -44,7 +44,7 @@ def train(run: StageRun, served_acceptance: ServedAcceptance, learn_on_workers: 
     run.progress("reading the captured states")
     capture = run.inputs["capture"]
     target = resolve_target(run.experiment.target, run.progress)
-    check_trainable(run.experiment.draft, section, target)
+    check_trainable(run.experiment.draft, target)
     check_capture(run.experiment, target, capture)
     captured, choose = Captured(capture, "train", truncated=section.truncated == "keep"), Captured(capture, "choose")
     dropped = len(Captured(capture, "train")) - len(captured)

@@ -40,8 +40,6 @@ class TrainSection(Section):
     """Decoupled weight decay of the matrices."""
     grad_clip: float = Field(1.0, gt=0)
     """Largest norm of a step's gradient."""
-    init: Literal["target", "random"] = "target"
-    """`target` starts the draft's layer from the target's last one, `random` from random numbers. Norm and head start as the target's with both."""
     precision: Literal["bfloat16", "float32"] = "bfloat16"
     """Of the matrix products and their gradients; the weights and their moments are in float32."""
     seed: int = Field(0, ge=0, lt=2**63)

@@ -102,7 +102,7 @@ def check_experiment(experiment: Experiment) -> None:
     elif experiment.train is None:
         shape.aux_layers(experiment.draft.aux_layers)
     else:
-        check_trainable(experiment.draft, experiment.train, folder)
+        check_trainable(experiment.draft, folder)
 
 
 def check_same_target(stages: Sequence[Stage], store: Store) -> Resolved | None:

@@ -6,12 +6,12 @@ Format: huggingface.co/docs/safetensors.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raysd.errors import ExperimentError, TargetError
+from raysd.errors import TargetError
 from raysd.target.shape import TargetShape
 
 ELSEWHERE = {"layers", "mtp", "vision_tower", "visual"}
@@ -117,23 +117,6 @@ def check_shared(folder: Path, shape: TargetShape) -> tuple[str, str, str]:
         if headers[name].shape != wanted:
             raise TargetError(what=f"the target's tensor {name} is {headers[name].shape}, its config.json says {wanted}", where=folder, fix="fetch the model again")
     return embedding, norm, head
-
-
-def check_start(folder: Path, layer: int, wanted: Mapping[str, list[int]]) -> None:
-    """Raises ExperimentError, naming train.init, unless a decoder layer has what a draft would start from. wanted: shapes of weights by their names inside
-    the layer. Raises TargetError if a file is absent or damaged.
-    """
-    checkpoint = Checkpoint(folder)
-    names = {f"{checkpoint.prefix()}layers.{layer}.{name}.weight": name for name in wanted}
-    reason = checkpoint.unfit(list(names))
-    if reason is not None:
-        raise ExperimentError(what=f"the draft cannot start from the target's layer {layer}: {reason} ({folder})", where="train.init",
-                              fix="set train.init: random; a draft can start only from a layer of its own kind that is not quantized")
-    for full, header in checkpoint.headers(list(names)).items():
-        name = names[full]
-        if header.shape != wanted[name]:
-            raise ExperimentError(what=f"the draft cannot start from the target's {name}, which is {header.shape}: the draft's takes {wanted[name]}", where="train.init",
-                                  fix="set train.init: random, or leave draft.attention_heads, kv_heads and head_dim to the target")
 
 
 def unreadable(path: Path, err: Exception) -> TargetError:

@@ -76,16 +76,6 @@ def test_parameters_are_counted_as_the_draft_has_them(found):
     assert found.high_precision_parameters() + found.layer_parameters() == matrices
 
 
-@pytest.mark.parametrize("found", [shape(), shape(kv_heads=3, head_dim=16, aux_layers=[1]), shape(LATENT), shape(LATENT, attention_heads=3)])
-def test_a_start_is_as_large_as_what_it_is_for(found):
-    """Where the attention reads the token's embedding beside the features, the target's reads the features alone."""
-    draft = Eagle3Draft(found, torch.zeros(128, 96), torch.arange(128))
-    ours = {name.removesuffix(".weight"): list(weight.shape) for name, weight in draft.midlayer.named_parameters() if name.startswith("self_attn.") or name.endswith("_layernorm.weight")}
-    for name, size in found.start_shapes().items():
-        assert ours.pop(name) in (size, [*size[:-1], 2 * size[-1]]), name
-    assert not ours
-
-
 def test_the_default_vocabulary_is_all_of_a_smaller_targets_and_holds_its_special_tokens():
     assert shape().vocab_size == shape(vocab_size=None).vocab_size == shape(vocab_size=128).vocab_size == 128
     small = shape(vocab_size=16)

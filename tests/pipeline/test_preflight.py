@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import json
 import os
-import re
 import threading
 
 import numpy as np
@@ -17,7 +16,6 @@ from raysd.errors import ExperimentError, TargetError
 from raysd.experiment import dump_experiment, load_experiment
 from raysd.pipeline.plan import plan
 from raysd.pipeline.preflight import chain_of, check_experiment, check_local_resources, check_prompts, stages_of
-from tests.tiny_models import tiny_deepseek
 
 SHORT = {"target": {"model": "./target", "max_model_len": 160}, "capture": {"max_tokens": 16}, "train": {"served_tokens": 16}, "quantize": {"served_tokens": 16},
          "sweep": {"workloads": [{"osl": 16}]}}
@@ -79,7 +77,7 @@ def target(tmp_path):
 
 def test_an_experiment_that_fits_its_target_passes(write_experiment):
     for changes in ({}, {"draft": {"vocab_size": None}}, {"draft": {"vocab_size": 512}}, {"train": {"conversations_per_step": 4}},
-                    {"draft": {"kv_heads": 4, "head_dim": 32}, "train": {"init": "random"}}, {"draft": {"intermediate_size": 8}}):
+                    {"draft": {"kv_heads": 4, "head_dim": 32}}, {"draft": {"attention_heads": 2}}, {"draft": {"intermediate_size": 8}}):
         check_experiment(load_experiment(write_experiment(**changes)))
 
 
@@ -92,12 +90,6 @@ def test_fewer_prompts_than_a_step_takes_are_refused(refused):
     for capture, answered in (({}, 4), ({"train_prompts": 3}, 3), ({"mode": "stream"}, 4)):
         err = refused(capture=capture, train={"conversations_per_step": 100})
         assert err.where == "train.conversations_per_step" and f"100 conversations, and {answered} prompts" in err.what
-
-
-@pytest.mark.parametrize(("draft", "named"), [({"kv_heads": 1}, "k_proj"), ({"head_dim": 32}, "q_proj"), ({"attention_heads": 2}, "q_proj")])
-def test_a_draft_of_other_sizes_than_the_layer_it_would_start_from_is_refused(refused, draft, named):
-    err = refused(draft=draft)
-    assert err.where == "train.init" and named in err.what and "train.init: random" in err.fix
 
 
 def fused(tensors):  # Phi-3
@@ -113,18 +105,10 @@ def quantized(tensors):
     return tensors | {"model.layers.3.self_attn.o_proj.weight": np.zeros((64, 64), np.int8)}
 
 
-@pytest.mark.parametrize(("change", "named"), [(fused, "q_proj"), (normed_after, "input_layernorm"), (quantized, "o_proj.* are quantized .I8")])
-def test_a_layer_that_no_draft_can_start_from_is_refused(refused, target, write_experiment, change, named):
+@pytest.mark.parametrize("change", [fused, normed_after, quantized])
+def test_the_targets_layers_may_be_of_any_make(target, write_experiment, change):
     target(change)
-    err = refused()
-    assert err.where == "train.init" and re.search(named, err.what) and "train.init: random" in err.fix
-    check_experiment(load_experiment(write_experiment(train={"init": "random"})))
-
-
-def test_a_grouped_draft_cannot_start_from_latent_attention(refused, tmp_path):
-    tiny_deepseek(tmp_path / "latent")
-    err = refused(target={"model": "./latent", "max_model_len": 512}, draft={"attention": "grouped"})
-    assert err.where == "train.init" and "q_proj" in err.what
+    check_experiment(load_experiment(write_experiment()))
 
 
 def test_weights_that_cannot_be_shared_or_read_are_refused(refused, target, tmp_path):
