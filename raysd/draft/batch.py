@@ -75,21 +75,9 @@ class TargetHead:
     @torch.no_grad()
     def probabilities(self, states_MH: torch.Tensor) -> torch.Tensor:
         """[M, V] float32."""
-        found = torch.empty(len(states_MH), len(self.head_VH) if self.vocabulary is None else len(self.vocabulary), device=states_MH.device)
-        for start in range(0, len(states_MH), ROWS_AT_ONCE):  # the whole vocabulary's logits of all rows would be the largest tensor of a step
-            part = slice(start, start + ROWS_AT_ONCE)
-            normed = F.rms_norm(states_MH[part].float(), self.norm_H.shape, self.norm_H.float(), self.eps).to(self.head_VH.dtype)
+        found = []
+        for part in states_MH.split(ROWS_AT_ONCE):  # the whole vocabulary's logits of all rows would be the largest tensor of a step
+            normed = F.rms_norm(part.float(), self.norm_H.shape, self.norm_H.float(), self.eps).to(self.head_VH.dtype)
             among_all = torch.softmax(normed @ self.head_VH.T, dim=-1, dtype=torch.float32)
-            found[part] = among_all if self.vocabulary is None else among_all[:, self.vocabulary]
-        return found
-
-
-def shifted(rows: Rows, per_row: torch.Tensor, step: int) -> torch.Tensor:
-    """[M, ...] value of the row `step` further on in the same conversation; past its end the last row's (to be masked by `known`)."""
-    if step == 0:
-        return per_row
-    parts, m = [], 0
-    for asked in rows.asked:
-        parts.append((torch.arange(asked) + step).clamp(max=asked - 1) + m)
-        m += asked
-    return per_row[torch.cat(parts).to(per_row.device)]
+            found.append(among_all if self.vocabulary is None else among_all[:, self.vocabulary])
+        return found[0] if len(found) == 1 else torch.cat(found)

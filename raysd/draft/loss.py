@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from raysd.draft.batch import Batch, TargetHead, shifted
+from raysd.draft.batch import Batch, TargetHead
 from raysd.draft.model import Eagle3Draft, Unrolling
 from raysd.experiment.train import TrainSection
 from raysd.hidden_states.shards import Conversation
 
-ROWS_AT_ONCE = 64
+ROWS_AT_ONCE = {"cpu": 64, "cuda": 2048}
+"""Of a loss, by kind of device: what a core's cache holds, and what keeps a GPU busy."""
 LK_ETA = 3.0
 """How fast the LK hybrid turns from KL to total variation; the best of arXiv 2602.23881."""
 
@@ -95,27 +96,30 @@ class RowsLoss(torch.autograd.Function):
     """Weighted sum over rows of one of the losses.
 
     By hand, because rows times vocabulary are the largest tensors of a step: the gradient is known while the forward pass holds the softmax, instead of
-    being gone over four more times by autograd. And a few rows at a time, so that on a CPU they stay in its cache.
+    being gone over four more times by autograd. And a few rows at a time.
     """
 
     @staticmethod
-    def forward(ctx, loss_of: Callable[..., tuple[torch.Tensor, torch.Tensor]], logits: torch.Tensor, probabilities: torch.Tensor, rows: torch.Tensor,
+    def forward(ctx, loss_of: Callable[..., tuple[torch.Tensor, torch.Tensor]], logits: torch.Tensor, probabilities: torch.Tensor, ahead: int,
                 weights: torch.Tensor) -> torch.Tensor:
-        """logits [R, V]; row r is compared with probabilities[rows[r]], the target's, float32, and weighs weights[r]."""
+        """logits [R, V]; row r is compared with probabilities[r + ahead], the target's, float32, and weighs weights[r]. The last `ahead` rows weigh nothing."""
         total, gradient = torch.zeros((), device=logits.device), torch.empty_like(logits)
+        end, at_once = max(0, len(logits) - ahead), ROWS_AT_ONCE[logits.device.type]
+        gradient[end:] = 0
         with torch.autocast(logits.device.type, enabled=False):  # which would round to bf16, and the loss to three digits
-            for start in range(0, len(logits), ROWS_AT_ONCE):
-                part = slice(start, start + ROWS_AT_ONCE)
-                losses, to_logits = loss_of(torch.log_softmax(logits[part], dim=-1, dtype=torch.float32), probabilities[rows[part]])
-                total += losses @ weights[part]
-                gradient[part] = to_logits.mul_(weights[part, None])
+            for start in range(0, end, at_once):
+                stop = min(start + at_once, end)
+                log_guessed = torch.log_softmax(logits[start:stop], dim=-1, dtype=torch.float32)
+                losses, to_logits = loss_of(log_guessed, probabilities[start + ahead:stop + ahead])
+                total += losses @ weights[start:stop]
+                gradient[start:stop] = to_logits.mul_(weights[start:stop, None])
         ctx.save_for_backward(gradient)
         return total
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor) -> tuple[None, torch.Tensor, None, None, None]:
         (gradient,) = ctx.saved_tensors
-        return None, gradient * grad.to(gradient.dtype), None, None, None
+        return None, gradient.mul_(grad.to(gradient.dtype)), None, None, None  # in place: it is gone over once
 
 
 def counted_rows(conversations: Sequence[Conversation], token_to_draft: torch.Tensor, ttt_steps: int) -> list[int]:
@@ -132,17 +136,17 @@ def unrolled_loss(draft: Eagle3Draft, batch: Batch, target: TargetHead, token_to
     (the mask of EAGLE-3's reference code). token_to_draft: int64 [target vocabulary], -1 outside. counted: the rows that the losses of each step are
     divided by (`counted_rows`), of all conversations whose losses are to be summed.
     """
-    every_row = torch.arange(len(batch.last_states_MH), device=batch.last_states_MH.device)
     soft_MV = target.probabilities(batch.last_states_MH)
 
     def scored(step: int, unrolling: Unrolling | None) -> tuple[torch.Tensor, torch.Tensor | None, Unrolling]:
         normed, unrolling = draft.first(batch.rows) if unrolling is None else draft.next(batch.rows, unrolling, batch.ahead_SM[step])
         logits = draft.logits(normed)
         counts = batch.known_SM[step + 1] & (token_to_draft[batch.ahead_SM[step + 1]] >= 0)
-        loss = RowsLoss.apply(LOSSES[section.loss], logits, soft_MV, shifted(batch.rows, every_row, step), counts.float() / max(1, counted[step]))
+        # The row `step` further on is of the same conversation: otherwise the token is not known, and the row does not count.
+        loss = RowsLoss.apply(LOSSES[section.loss], logits, soft_MV, step, counts.float() / max(1, counted[step]))
         return loss, logits.detach().argmax(-1) if count_hits else None, unrolling
 
-    total, per_step, guesses, unrolling = torch.zeros((), device=every_row.device), [], [], None
+    total, per_step, guesses, unrolling = torch.zeros((), device=soft_MV.device), [], [], None
     for step in range(section.ttt_steps):
         if section.activation_checkpointing:
             loss, guess, unrolling = checkpoint(scored, step, unrolling, use_reentrant=False)
