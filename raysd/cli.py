@@ -93,9 +93,9 @@ def _guarded(command: Callable[[], int], debug: bool) -> int:
         if debug:
             traceback.print_exc()
         if isinstance(err, Terminated):
-            message, exit_code = f"stopped by {err}; `raysd run` goes on from the finished stages", 128 + err.number
+            message, exit_code = f"stopped by {err}; `raysd run` goes on from there", 128 + err.number
         elif isinstance(err, KeyboardInterrupt):
-            message, exit_code = "interrupted; `raysd run` goes on from the finished stages", 130
+            message, exit_code = "interrupted; `raysd run` goes on from there", 130
         elif isinstance(err, RaysdError):
             message, exit_code = f"error: {err}", err.exit_code
         elif isinstance(err, BrokenPipeError):

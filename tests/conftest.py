@@ -20,6 +20,7 @@ CONFIG = {
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
+    "head_dim": 32,
     "vocab_size": 512,
     "max_position_embeddings": 512,
     "rope_theta": 10000.0,
@@ -27,9 +28,9 @@ CONFIG = {
 
 
 WEIGHTS = {"model.embed_tokens.weight": (512, 64), "model.norm.weight": (64,), "model.layers.3.input_layernorm.weight": (64,),
-           "model.layers.3.post_attention_layernorm.weight": (64,), "model.layers.3.self_attn.q_proj.weight": (64, 64), "model.layers.3.self_attn.k_proj.weight": (32, 64),
-           "model.layers.3.self_attn.v_proj.weight": (32, 64), "model.layers.3.self_attn.o_proj.weight": (64, 64)}
-"""What a draft for a target of CONFIG starts from."""
+           "model.layers.3.post_attention_layernorm.weight": (64,), "model.layers.3.self_attn.q_proj.weight": (128, 64), "model.layers.3.self_attn.k_proj.weight": (64, 64),
+           "model.layers.3.self_attn.v_proj.weight": (64, 64), "model.layers.3.self_attn.o_proj.weight": (64, 128)}
+"""Of a target of CONFIG: what a draft shares with it, and its last layer's attention."""
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +44,7 @@ def tokenizer_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes
 
 @pytest.fixture
 def experiment_document(tmp_path: Path, tokenizer_files: dict[str, bytes]) -> dict[str, Any]:
-    """An experiment as its YAML holds it, beside the prompts and a target's folder, whose weights are of its last layer alone: it can be planned, and no more."""
+    """An experiment as its YAML holds it, beside the prompts and a target's folder, of whose layers most are absent: it can be planned, and no more."""
     target = tmp_path / "target"
     target.mkdir()
     (target / "config.json").write_text(json.dumps(CONFIG))

@@ -1,6 +1,6 @@
 """One vLLM engine for capture, in a process of its own: `python -m raysd.backends.capture_worker FD`, started by vllm_capture.py.
 
-FD is a multiprocessing connection. In come the engine's arguments, then groups of prompts, as often as there are any; out go None when the engine is
+FD is a multiprocessing connection. In come the engine's arguments, then groups of requests, as often as there are any; out go None when the engine is
 ready, then a tuple for each answer, or a string that says what failed. When its standard input closes, which nobody but raysd holds, it ends with its
 whole process group.
 """
@@ -55,19 +55,19 @@ def received(connection: Connection) -> dict[str, Any] | None:
         return None
 
 
-def answers(engine: Any, prompts: list[tuple[int, list[int]]], concurrency: int, sampling: dict[str, Any]) -> Iterator[tuple[int, list[int], str, str]]:
-    """Index, tokens of prompt and answer, finish reason and file of states of each prompt, as they finish. Raises TimeoutError if a file does not come.
+def answers(engine: Any, requests: list[tuple[int, list[int], int]], concurrency: int, sampling: dict[str, Any]) -> Iterator[tuple[int, list[int], str, str]]:
+    """Index, tokens of prompt and answer, finish reason and file of states of each request (index, prompt, seed), as they finish.
 
-    Requests go in as others leave, so that the order of work follows the order of prompts.
+    Requests go in as others leave, so that the order of work follows theirs. Raises TimeoutError if a file does not come.
     """
     from vllm import SamplingParams
 
-    params = SamplingParams(**sampling, detokenize=False, extra_args={"kv_transfer_params": {"include_output_tokens": True}})
     in_this_process = os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
-    queue, in_flight, finished, last = iter(prompts), 0, [], time.monotonic()
+    queue, in_flight, finished, last = iter(requests), 0, [], time.monotonic()
     while True:
         while in_flight < concurrency and (entry := next(queue, None)) is not None:
-            index, token_ids = entry
+            index, token_ids, seed = entry
+            params = SamplingParams(**sampling, seed=seed, detokenize=False, extra_args={"kv_transfer_params": {"include_output_tokens": True}})
             engine.add_request(str(index), {"prompt_token_ids": token_ids}, params)
             in_flight += 1
         if in_flight or in_this_process:  # which writes the last files in a step without a request

@@ -25,10 +25,12 @@ def _capture(run: StageRun) -> dict[str, Any]:
     from raysd.backends.vllm_capture import capture_engine
     from raysd.hidden_states.capture import capture
 
+    _check(run)
     return capture(run, capture_engine)
 
 
 def _train(run: StageRun) -> dict[str, Any]:
+    _check(run)
     if run.experiment.capture.mode == "stream":
         from raysd.backends.stream_capture import stream_engine
         from raysd.draft.streaming import train_on_stream
@@ -38,6 +40,15 @@ def _train(run: StageRun) -> dict[str, Any]:
     from raysd.draft.train import train
 
     return train(run, _served_acceptance(run, run.experiment.train.served_tokens), learn_on_workers)
+
+
+def _check(run: StageRun) -> None:
+    """What `raysd plan` asks of a target that is on its machine, asked of one that was fetched just now, and of a stage that is run by hand."""
+    from raysd.pipeline.preflight import check_experiment
+    from raysd.target import resolve_target
+
+    resolve_target(run.experiment.target, run.progress)
+    check_experiment(run.experiment)
 
 
 def _quantize(run: StageRun) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from raysd.draft.streaming import MostBytes
 from raysd.errors import ExperimentError, RaysdError, StageError, TryAgainError
 from raysd.experiment import Experiment
 from raysd.experiment.hardware import StageResources
-from raysd.hidden_states.capture import Answer
+from raysd.hidden_states.capture import Answer, Request
 
 Taken = tuple[int, list[int], str, np.ndarray]
 """An answer's index in its group, tokens, finish reason and states, as bytes [T, L, H * bytes of an element]: Ray hands arrays over without packing them."""
@@ -78,7 +78,7 @@ class CaptureActor:
 
     def __init__(self) -> None:
         self._held = contextlib.ExitStack()
-        self._groups: deque[list[list[int]]] = deque()
+        self._groups: deque[list[Request]] = deque()
         self._answers: Iterator[Answer] = iter(())
 
     def start(self, experiment: Experiment, layer_ids: list[int], group_bytes: int) -> None:
@@ -90,7 +90,7 @@ class CaptureActor:
         target = resolve_target(experiment.target, no_progress)
         self._engine = self._held.enter_context(capture_engine(experiment, target, layer_ids, scratch))
 
-    def ask(self, group: list[list[int]]) -> None:
+    def ask(self, group: list[Request]) -> None:
         """Puts a group behind those that have been asked."""
         self._groups.append(group)
 
@@ -114,8 +114,8 @@ class RayStream:
         """slots: how many answers may be in the object store."""
         self._actor, self._dtype, self._slots = actor, getattr(torch, experiment.target.dtype), slots
 
-    def answers(self, groups: Iterable[Sequence[list[int]]]) -> Iterator[Answer]:
-        asked: deque[tuple[int, Any]] = deque()  # how many prompts there were before the answer's group, and the answer
+    def answers(self, groups: Iterable[Sequence[Request]]) -> Iterator[Answer]:
+        asked: deque[tuple[int, Any]] = deque()  # how many requests there were before the answer's group, and the answer
         before = 0
         for group in groups:
             self._actor.ask.remote(list(group))

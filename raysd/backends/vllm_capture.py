@@ -18,7 +18,7 @@ from raysd.backends.devices import engine_environment
 from raysd.backends.process_group import end_group, exit_words
 from raysd.errors import EngineError, ExperimentError
 from raysd.experiment import Experiment
-from raysd.hidden_states.capture import Answer
+from raysd.hidden_states.capture import Answer, Request
 
 
 @contextlib.contextmanager
@@ -123,16 +123,16 @@ class Worker:
 
 
 class VllmCaptureEngine:
-    """Shares token prompts out to the engines and reads the states that the connector wrote (a CaptureEngine)."""
+    """Shares requests out to the engines and reads the states that the connector wrote (a CaptureEngine)."""
 
     def __init__(self, workers: Sequence[Worker], experiment: Experiment) -> None:
         self._workers, self._experiment = workers, experiment
 
-    def answers(self, groups: Sequence[Sequence[list[int]]]) -> Iterator[Answer]:
+    def answers(self, groups: Sequence[Sequence[Request]]) -> Iterator[Answer]:
         capture = self._experiment.capture
-        sampling = {"max_tokens": capture.max_tokens, "temperature": capture.temperature, "seed": capture.seed}
+        sampling = {"max_tokens": capture.max_tokens, "temperature": capture.temperature}
         index = itertools.count()
-        numbered = [[(next(index), prompt) for prompt in group] for group in groups]
+        numbered = [[(next(index), *request) for request in group] for group in groups]
         by_connection = {}
         for number, worker in enumerate(self._workers):
             own = [group[number::len(self._workers)] for group in numbered]

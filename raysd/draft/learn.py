@@ -105,7 +105,7 @@ def learn(section: TrainSection, learner: Learner, source: Source, choose: Seque
             while True:
                 out_of_time = section.time_budget_s is not None and training.steps > 0 and training.elapsed_s >= section.time_budget_s
                 last = training.steps == section.steps or workers.first_says(out_of_time)
-                evaluates = (training.steps in due or last) and not training.evaluated()
+                evaluates = (training.steps in due or last or _due_by_time(training, section, workers)) and not training.evaluated()
                 if evaluates:
                     checkpoints.check()
                     with workers.whole(draft):
@@ -113,7 +113,7 @@ def learn(section: TrainSection, learner: Learner, source: Source, choose: Seque
                     weights = checkpoints.weights()
                     with whole():
                         training.note_evaluation(weights, counts, accuracy, section.served_checkpoints)
-                    desk.progress("training", training.steps, section.steps, "steps", replay_acceptance_length=counts.acceptance_length)
+                    desk.progress("training", training.steps, training.expected_steps(section), "steps", replay_acceptance_length=counts.acceptance_length)
                 if last or evaluates or workers.first_says(clock() - kept_s >= section.checkpoint_every_s):
                     training.elapsed_s = clock() - started_s
                     checkpoints.keep(training)
@@ -136,11 +136,19 @@ def learn(section: TrainSection, learner: Learner, source: Source, choose: Seque
                                             **totals.figures())
                 if curve:
                     desk.note(row)
-                    desk.progress("training", training.steps, section.steps, "steps", loss_nat=row["loss"], tokens_s=row["tokens_s"],
+                    desk.progress("training", training.steps, training.expected_steps(section), "steps", loss_nat=row["loss"], tokens_s=row["tokens_s"],
                                   simulated_acceptance_length=row["simulated_acceptance_length"])
         except (KeyboardInterrupt, StageError):
             checkpoints.keep(training)
             raise
+
+
+def _due_by_time(training: Training, section: TrainSection, workers: Workers) -> bool:
+    """Whether an evaluation is due by the time budget, whose share of them has passed: it may end long before the steps do, and leaves as many candidates."""
+    if section.time_budget_s is None or training.steps == 0:
+        return False
+    evaluated = len({row["step"] for row in training.evaluations})
+    return workers.first_says(training.elapsed_s >= section.time_budget_s * (evaluated + 1) / section.evaluations)
 
 
 @dataclass(frozen=True)
@@ -173,7 +181,7 @@ def _step(learner: Learner, step_gradient: StepGradient, conversations: list[Con
         what = f"the loss is {totals.loss}" if not math.isfinite(totals.loss) else f"the norm of the gradient is {grad_norm}"
         raise StageError(what=f"{what} at step {step + 1}, in the batch of the prompts {', '.join(ids[:SHOWN_IDS])}{', ...' if len(ids) > SHOWN_IDS else ''}"
                          + (f"; the checkpoint of step {step} is kept" if step else ", which is the first"), where="train.lr",
-                         fix="lower train.lr or train.grad_clip; if one batch alone does it, look at its captured states")
+                         fix="lower train.lr, train.weight_decay or train.grad_clip; if one batch alone does it, look at its captured states")
     return totals, grad_norm
 
 
@@ -233,7 +241,7 @@ class _Checkpoints:
         mine = [each.to_local() if hasattr(each, "to_local") else each for each in self._learner.draft.parameters()]
         (wrong,) = self._workers.sum([sum(not bool(torch.isfinite(each).all()) for each in mine)])
         if wrong:
-            raise StageError(what="the draft's weights have become NaN or infinite; the checkpoint before, if there is one, is kept", where="train.lr", fix="lower train.lr")
+            raise StageError(what="the draft's weights have become NaN or infinite; the checkpoint before, if there is one, is kept", where="train.lr", fix="lower train.lr or train.weight_decay")
 
     def keep(self, training: Training) -> None:
         """Keeps the training unless it is kept already. Raises StageError rather than keep weights that are no numbers."""

@@ -23,6 +23,8 @@ ROPE_KEYS = {
     "longrope": ("original_max_position_embeddings", "long_factor", "short_factor"),
 }
 """What vLLM reads of a rotation by its type, beside `rope_theta` and `partial_rotary_factor` (vllm/model_executor/layers/rotary_embedding)."""
+CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""What vLLM 0.32's attention on CPUs has kernels for (vllm/v1/attention/backends/cpu_attn.py)."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,25 @@ def check_trainable(section: DraftSection, folder: Path) -> None:
     shape = draft_shape(section, target)
     check_special_tokens(shape, marked_token_ids(folder))
     check_shared(folder, target)
+
+
+def check_servable(shape: DraftShape, target: TargetShape, tensor_parallel: int, hardware: str) -> None:
+    """Raises ExperimentError for a draft that could be trained and that vLLM would not serve beside its target. tensor_parallel: the target's, and the draft's."""
+    for name, size in (("attention_heads", shape.attention_heads), ("intermediate_size", shape.intermediate_size)):
+        if size % tensor_parallel:
+            _refuse(name, f"{size} cannot be shared evenly by {tensor_parallel} devices (target.tensor_parallel)", f"use a multiple of {tensor_parallel}")
+    if shape.latent is None and max(shape.kv_heads, tensor_parallel) % min(shape.kv_heads, tensor_parallel):
+        _refuse("kv_heads", f"{shape.kv_heads} key heads can be neither shared nor copied evenly by {tensor_parallel} devices (target.tensor_parallel)",
+                f"use a multiple or a divisor of {tensor_parallel}")
+    if hardware != "cpu" or shape.latent is not None:
+        return
+    if target.latent is not None:
+        _refuse("attention", "on CPUs vLLM 0.32 has no block size of its cache that suits both latent attention, which the target has, and grouped",
+                "set draft.attention to latent" if target.latent.q_lora_rank is not None else
+                "serve it on GPUs: a latent draft needs a target with a bottleneck for queries (q_lora_rank)")
+    if shape.head_dim not in CPU_HEAD_DIMS:
+        _refuse("head_dim", f"vLLM 0.32 attends on CPUs with heads of {', '.join(map(str, CPU_HEAD_DIMS))}, not of {shape.head_dim}",
+                "use one of these for draft.head_dim, or other draft.attention_heads")
 
 
 def rotated_width(rope: dict[str, Any], head_dim: int) -> int:

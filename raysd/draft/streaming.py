@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -18,17 +18,13 @@ from raysd.draft.acceptance import ServedAcceptance
 from raysd.draft.learn import learn, new_learner
 from raysd.draft.schedule import epoch_order
 from raysd.draft.shape import check_trainable
-from raysd.draft.train import check_enough, draft_vocabulary, finish
+from raysd.draft.train import check_enough, draft_vocabulary, finish, warn_of_poor_vocabulary
 from raysd.draft.unfinished import Desk, StageDesk
-from raysd.draft.vocabulary import coverage
 from raysd.draft.workers import Alone
 from raysd.experiment import Experiment
 from raysd.experiment.train import TrainSection
-from raysd.hidden_states.capture import Answer, Questions
+from raysd.hidden_states.capture import Answer, Questions, Request
 from raysd.hidden_states.shards import Conversation
-
-POOR_COVERAGE_FRAC = 0.9
-"""Of the choose split's answers: below it the first group was too small to count a vocabulary from."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +35,17 @@ class MostBytes:
     group: int
 
 
+class Group(NamedTuple):
+    """Prompts that are asked together."""
+
+    epoch: int
+    indices: Sequence[int]
+
+
 class StreamEngine(Protocol):
     """A running target that hands out its hidden states, as fast as they are taken."""
 
-    def answers(self, groups: Iterable[Sequence[list[int]]]) -> Iterator[Answer]:
+    def answers(self, groups: Iterable[Sequence[Request]]) -> Iterator[Answer]:
         """As a CaptureEngine's, but group after group: the last answer of one comes before the first of the next. There may be groups without end: one is
         taken from them when those before have been asked.
         """
@@ -74,7 +77,7 @@ def train_on_stream(run: StageRun, served_acceptance: ServedAcceptance, stream_f
     newest = desk.newest()
     place = Place() if newest is None else Place(**newest["place"])
     size = run.experiment.capture.shard_conversations
-    choose_groups = [range(start, min(start + size, len(split))) for start in range(train, len(split), size)]
+    choose_groups = [Group(0, range(start, min(start + size, len(split)))) for start in range(train, len(split), size)]
     groups = itertools.chain(choose_groups, prompt_groups(train, size, section.seed, place.group))
     run.progress("starting vLLM")
     with stream_factory(run.experiment, questions.layer_ids, most_bytes(run.experiment, questions)) as engine:
@@ -110,10 +113,7 @@ def train_on_stream(run: StageRun, served_acceptance: ServedAcceptance, stream_f
 def _count_vocabulary(experiment: Experiment, questions: Questions, first: Sequence[Conversation], choose_answers: Sequence[torch.Tensor]) -> torch.Tensor:
     """The draft's vocabulary, int64, ascending; warns if the first group is too small to count it from."""
     vocabulary = draft_vocabulary(experiment, questions.target, (each.token_ids[each.prompt_tokens:] for each in first))
-    covered = coverage(choose_answers, vocabulary)
-    if covered < POOR_COVERAGE_FRAC:
-        print(f"warning: the draft's vocabulary, counted from {len(first)} answers, covers {covered:.0%} of the tokens of the choose split's; "
-              "raise capture.shard_conversations or draft.vocab_size", flush=True)
+    warn_of_poor_vocabulary(vocabulary, len(first), choose_answers, "capture.shard_conversations or draft.vocab_size")
     return vocabulary
 
 
@@ -125,24 +125,24 @@ def most_bytes(experiment: Experiment, questions: Questions) -> MostBytes:
     return MostBytes((longest[0] + capture.max_tokens) * token_bytes, (sum(longest) + len(longest) * capture.max_tokens) * token_bytes)
 
 
-def prompt_groups(count: int, size: int, seed: int, first: int) -> Iterator[list[int]]:
-    """Groups of `size` of `count` prompts, as indices: epochs without end, each shuffled by its own seed and cut into groups. From group `first` on, counted
+def prompt_groups(count: int, size: int, seed: int, first: int) -> Iterator[Group]:
+    """Groups of `size` of `count` prompts: epochs without end, each shuffled by its own seed and cut into groups. From group `first` on, counted
     over all epochs. A group holds prompts of one epoch, so that its last one may be smaller.
     """
     per_epoch = -(-count // size)
     for epoch in itertools.count(first // per_epoch):
         order = epoch_order(count, epoch, seed)
         for start in range(first % per_epoch * size if epoch == first // per_epoch else 0, count, size):
-            yield order[start:start + size]
+            yield Group(epoch, order[start:start + size])
 
 
 class OrderedAnswers:
     """Conversations in the order of the prompts, from answers in the order in which they finish; holds back at most a group."""
 
-    def __init__(self, engine: StreamEngine, questions: Questions, groups: Iterable[Sequence[int]], clock: Callable[[], float]) -> None:
-        """groups: indices of `questions.prompts`."""
+    def __init__(self, engine: StreamEngine, questions: Questions, groups: Iterable[Group], clock: Callable[[], float]) -> None:
+        """groups: of `questions.prompts`."""
         asked, self._groups = itertools.tee(groups)
-        self._answers = engine.answers([questions.rendered[index] for index in group] for group in asked)
+        self._answers = engine.answers([questions.request(index, group.epoch) for index in group.indices] for group in asked)
         self._questions, self._clock, self._before = questions, clock, 0
         self._started_s = clock()
         self._elapsed_s = 0.0
@@ -151,7 +151,7 @@ class OrderedAnswers:
 
     def next_group(self) -> Iterator[Conversation]:
         """The next group's conversations. To be taken to its end before the one after it."""
-        group, before, waiting = next(self._groups), self._before, {}
+        group, before, waiting = next(self._groups).indices, self._before, {}
         self._before += len(group)
         for position, _ in enumerate(group):
             while position not in waiting:

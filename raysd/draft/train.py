@@ -25,6 +25,8 @@ from raysd.experiment import Experiment
 from raysd.hidden_states.shards import Captured, Origin, check_shards
 from raysd.target import load_tokenizer, read_shape, resolve_target, special_token_ids, target_fingerprint
 
+POOR_COVERAGE_FRAC = 0.9
+"""Of the choose split's answers: below it, every tenth token ends a verify step whatever the draft learns."""
 LearnOnWorkers = Callable[[StageRun, Path, torch.Tensor, StageDesk], Training]
 """`learn_on_workers(run, target, vocabulary, desk)`: `learn` on `train.workers` processes, wherever they are, for the desk of the stage's own. To be called
 in the main thread."""
@@ -50,6 +52,8 @@ def train(run: StageRun, served_acceptance: ServedAcceptance, learn_on_workers: 
     dropped = len(Captured(capture, "train")) - len(captured)
     check_enough(len(captured), dropped, len(choose), run.experiment, capture)
     vocabulary = draft_vocabulary(run.experiment, target, (token_ids[prompt:] for token_ids, prompt in captured.token_ids()))
+    answers = [token_ids[prompt:] for token_ids, prompt in choose.token_ids()]
+    warn_of_poor_vocabulary(vocabulary, len(captured), answers, "draft.vocab_size, or capture more prompts")
     workers = Alone(torch.device("cuda" if torch.cuda.is_available() and section.workers == 1 else "cpu"))
     learner = new_learner(run.experiment, target, vocabulary, workers)
     if section.workers == 1:
@@ -57,7 +61,6 @@ def train(run: StageRun, served_acceptance: ServedAcceptance, learn_on_workers: 
             training = learn(section, learner, source, choose, workers, StageDesk(run), run.whole, clock)
     else:
         training = learn_on_workers(run, target, vocabulary, StageDesk(run))
-    answers = [token_ids[prompt:] for token_ids, prompt in choose.token_ids()]
     return finish(run, learner, training, answers, served_acceptance) | {"conversations": len(captured), "dropped": dropped}
 
 
@@ -92,6 +95,13 @@ def draft_vocabulary(experiment: Experiment, target: Path, answers: Iterable[tor
     special = special_token_ids(target, load_tokenizer(target, experiment.target))
     check_special_tokens(shape, special)
     return choose_vocabulary(answers, special, shape.vocab_size, shape.target_vocab_size)
+
+
+def warn_of_poor_vocabulary(vocabulary: torch.Tensor, counted: int, answers: Sequence[torch.Tensor], to_raise: str) -> None:
+    """Says so if the draft cannot propose much of what is said. counted: answers that the vocabulary was counted from; answers: token ids of the choose split's."""
+    covered = coverage(answers, vocabulary)
+    if covered < POOR_COVERAGE_FRAC:
+        print(f"warning: the draft's vocabulary, counted from {counted} answers, covers {covered:.0%} of the tokens of the choose split's; raise {to_raise}", flush=True)
 
 
 def finish(run: StageRun, learner: Learner, training: Training, answers: Sequence[torch.Tensor], served_acceptance: ServedAcceptance) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 
 from raysd.artifacts.stage import Progress, StageRun
 from raysd.draft.acceptance import AcceptanceCounts
+from raysd.experiment.train import TrainSection
 
 NAMES = ("checkpoint-0.pt", "checkpoint-1.pt")
 """Written in turn: a kill in the middle of one leaves the other."""
@@ -46,6 +47,12 @@ class Training:
         self.curve.append(whole)
         self.loss_sum, self.loss_count = 0.0, 0
         return whole
+
+    def expected_steps(self, section: TrainSection) -> int:
+        """At which step it will end: the last, or the one that the time budget allows at the speed so far."""
+        if section.time_budget_s is None or not self.elapsed_s:
+            return section.steps
+        return min(section.steps, max(self.steps, round(self.steps * section.time_budget_s / self.elapsed_s)))
 
     def evaluated(self) -> bool:
         """Whether the draft was evaluated as it is now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -24,6 +25,14 @@ from raysd.prompts.template import render
 from raysd.target import TargetShape, check_plain_logits, load_tokenizer, read_shape, resolve_target, target_fingerprint
 
 COMPARISON = "hf_relative_error.json"
+
+
+class Request(NamedTuple):
+    """What a capture engine is asked."""
+
+    token_ids: list[int]
+    seed: int
+    """Of the answer's random numbers, which are its own: with one seed for all, equal prompts would get equal answers, and others share their luck token by token."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +51,8 @@ class Answer:
 class CaptureEngine(Protocol):
     """A running target that hands out its hidden states."""
 
-    def answers(self, groups: Sequence[Sequence[list[int]]]) -> Iterator[Answer]:
-        """Answers the prompts of all groups, in the order in which they finish. No batch holds prompts of two groups: in bf16 a sum's last bit, and with
+    def answers(self, groups: Sequence[Sequence[Request]]) -> Iterator[Answer]:
+        """Answers the requests of all groups, in the order in which they finish. No batch holds requests of two groups: in bf16 a sum's last bit, and with
         it a choice between two near tokens, depends on what else is in the batch, and so an answer depends on its group alone.
         """
 
@@ -70,6 +79,11 @@ class Questions:
         self.checks: dict[str, Any] | None = json.loads(kept.read_text(encoding="utf-8")) if kept else None
         """What `check_first` found, in this attempt or one before."""
 
+    def request(self, index: int, epoch: int = 0) -> Request:
+        """What the engine is asked for a prompt. epoch: how often it was asked before; sampled answers then differ."""
+        mark = f"{self._run.experiment.capture.seed} {epoch} {self.prompts[index].id}"
+        return Request(self.rendered[index], int.from_bytes(hashlib.sha256(mark.encode()).digest()[:4], "big"))
+
     def conversation(self, index: int, answer: Answer) -> Conversation:
         """The answer to a prompt, checked. Raises StageError for states that cannot be right, and for the tokens of another prompt."""
         prompt, rendered = self.prompts[index], self.rendered[index]
@@ -94,7 +108,7 @@ def capture(run: StageRun, engine_factory: EngineFactory) -> dict[str, Any]:
     model was not run) and head_agreement_frac (null: the answers are sampled). Raises StageError for states that cannot be right.
     """
     section, questions = run.experiment.capture, Questions(run)
-    prompts, rendered = questions.prompts, questions.rendered
+    prompts = questions.prompts
     shards = [range(start, min(start + section.shard_conversations, len(prompts))) for start in range(0, len(prompts), section.shard_conversations)]
     names = [f"shard-{number:05d}.safetensors" for number in range(len(shards))]
     paths = {number: path for number, name in enumerate(names) if (path := run.pieces.find(name)) is not None}
@@ -110,7 +124,7 @@ def capture(run: StageRun, engine_factory: EngineFactory) -> dict[str, Any]:
             waiting: dict[int, dict[int, Conversation]] = {number: {} for number in todo}
             already, start = len(prompts) - len(asked), time.monotonic()
             # A shard is a group: it comes out the same in an attempt that captures all of them and in one that captures the rest.
-            for answer in engine.answers([[rendered[i] for i in shards[number]] for number in todo]):
+            for answer in engine.answers([[questions.request(i) for i in shards[number]] for number in todo]):
                 index = asked[answer.index]
                 number = shard_of[index]
                 waiting[number][index] = questions.conversation(index, answer)
@@ -119,7 +133,7 @@ def capture(run: StageRun, engine_factory: EngineFactory) -> dict[str, Any]:
                     paths[number] = run.pieces.keep(names[number], run.work / names[number])
                     del waiting[number]
                 counts["conversations"] += 1
-                counts["output_tokens"] += len(answer.token_ids) - len(rendered[index])
+                counts["output_tokens"] += len(answer.token_ids) - len(questions.rendered[index])
                 answering_s = time.monotonic() - start
                 run.progress("answering and capturing", already + counts["conversations"], len(prompts), "conversations",
                              output_tok_s=counts["output_tokens"] / answering_s)

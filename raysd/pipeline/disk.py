@@ -54,13 +54,14 @@ def disk_need_bytes(stage: str, experiment: Experiment, conversations: int, targ
     if stage != "train":
         return FLOOR_BYTES[stage] + size_bytes
     element_bytes = ELEMENT_BYTES[experiment.target.dtype]
-    return FLOOR_BYTES[stage] + size_bytes + size_bytes // element_bytes * training_bytes(experiment.train.served_checkpoints, element_bytes)
+    return FLOOR_BYTES[stage] + size_bytes + size_bytes // element_bytes * training_bytes(experiment.train.served_checkpoints, element_bytes, experiment.train.workers)
 
 
-def training_bytes(candidates: int, element_bytes: int) -> int:
-    """Of each weight while it is trained: two checkpoints and the one that is being written, each with the weight, two moments and the candidates in float32,
-    and the candidates once more as they are served."""
-    return 3 * 4 * (3 + candidates) + candidates * element_bytes
+def training_bytes(candidates: int, element_bytes: int, workers: int) -> int:
+    """Of each weight while it is trained: two checkpoints and the one that is being written, with several workers also two on their way to it, each with the
+    weight, two moments and the candidates in float32, and the candidates once more as they are served."""
+    checkpoints = 3 if workers == 1 else 5
+    return checkpoints * 4 * (3 + candidates) + candidates * element_bytes
 
 
 def check_disk(folder: Path, need_bytes: int, doing: str) -> None:

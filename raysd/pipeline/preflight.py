@@ -12,7 +12,7 @@ from raysd.artifacts import Store, difference
 from raysd.artifacts.lease import Clock, utc_now
 from raysd.artifacts.resolved import Resolved
 from raysd.checks.draft_fit import check_draft_fit, identify_draft
-from raysd.draft.shape import check_special_tokens, check_trainable, draft_shape
+from raysd.draft.shape import check_servable, check_special_tokens, check_trainable, draft_shape
 from raysd.errors import DamagedError, ExperimentError, RaysdError, TargetError
 from raysd.experiment import Experiment
 from raysd.experiment.target import TargetSection
@@ -103,6 +103,8 @@ def check_experiment(experiment: Experiment) -> None:
         shape.aux_layers(experiment.draft.aux_layers)
     else:
         check_trainable(experiment.draft, folder)
+        devices = experiment.sweep.engine.draft_args.get("draft_tensor_parallel_size", experiment.target.tensor_parallel)
+        check_servable(draft_shape(experiment.draft, shape), shape, int(devices), experiment.hardware.name)
 
 
 def check_same_target(stages: Sequence[Stage], store: Store) -> Resolved | None:

@@ -218,6 +218,11 @@ def _training(inputs: Inputs) -> Section:
                 f"{metrics['replay']['acceptance_length']:.3f} tokens per "
                 f"step ({metrics['replay']['drafts']:,d} drafts); vLLM served {metrics['served']['acceptance_length']:.3f} "
                 f"({metrics['served']['drafts']:,d} drafts)."
+                + (
+                    " The captured answers were sampled and the served ones are greedy, so the two need not agree."
+                    if inputs.experiment.capture is not None and inputs.experiment.capture.temperature > 0
+                    else ""
+                )
             )
         )
     losses = f"Loss from {inputs.curve[0]['loss']:.2f} to {inputs.curve[-1]['loss']:.2f} nat" if inputs.curve else "No loss was logged"

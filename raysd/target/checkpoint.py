@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raysd.errors import TargetError
+from raysd.errors import ExperimentError, TargetError
 from raysd.target.shape import TargetShape
 
 ELSEWHERE = {"layers", "mtp", "vision_tower", "visual"}
 """Parts of names of what lies below the model itself."""
 FLOATS = ("BF16", "F16", "F32")
-"""As safetensors names them; a weight of another type is quantized."""
+"""As safetensors names them; a weight of another type is quantized, or of a precision that no model is served in."""
 
 
 @dataclass(frozen=True)
@@ -89,19 +89,19 @@ class Checkpoint:
         return self._headers[file_name]
 
     def unfit(self, names: Sequence[str]) -> str | None:
-        """Why these tensors cannot be read as they are, in words: one is absent, or quantized. None if they can. Raises TargetError as `headers` does."""
+        """Why these tensors cannot be read as they are, in words: one is absent, or of another type. None if they can. Raises TargetError as `headers` does."""
         found = self.headers(names)
         missing = [name for name in names if name not in found]
         if missing:
             return f"the target's checkpoint has no tensors {missing}"
-        quantized = [name for name in names if found[name].dtype not in FLOATS]
-        return f"the target's tensors {quantized} are quantized ({found[quantized[0]].dtype})" if quantized else None
+        other = [name for name in names if found[name].dtype not in FLOATS]
+        return f"the target's tensors {other} are stored as {found[other[0]].dtype}" if other else None
 
 
 def check_shared(folder: Path, shape: TargetShape) -> tuple[str, str, str]:
     """The names of embedding [V, H], final norm [H] and head [V, H], wherever the checkpoint keeps them; tied weights give the embedding twice.
 
-    Raises TargetError if one is absent, quantized, or of another shape than the config says.
+    Raises ExperimentError if one is absent, quantized, or of another shape than the config says; TargetError if a file is absent or damaged.
     """
     checkpoint = Checkpoint(folder)
     prefix, head = checkpoint.prefix(), checkpoint.one("lm_head.weight")
@@ -111,11 +111,12 @@ def check_shared(folder: Path, shape: TargetShape) -> tuple[str, str, str]:
     head = head or "lm_head.weight"
     reason = checkpoint.unfit([embedding, norm, head])
     if reason is not None:
-        raise TargetError(what=reason, where=folder, fix="name a checkpoint with these tensors in bfloat16, float16 or float32: a draft shares them with its target")
+        raise ExperimentError(what=reason, where=f"target.model ({folder})", fix="name a checkpoint with these tensors in bfloat16, float16 or float32: a draft shares them with its target")
     headers = checkpoint.headers([embedding, norm, head])
     for name, wanted in ((embedding, [shape.vocab_size, shape.hidden_size]), (norm, [shape.hidden_size]), (head, [shape.vocab_size, shape.hidden_size])):
         if headers[name].shape != wanted:
-            raise TargetError(what=f"the target's tensor {name} is {headers[name].shape}, its config.json says {wanted}", where=folder, fix="fetch the model again")
+            raise ExperimentError(what=f"the target's tensor {name} is {headers[name].shape}, its config.json says {wanted}", where=f"target.model ({folder})",
+                                  fix="name a checkpoint whose config.json is its own, or fetch the model again")
     return embedding, norm, head
 
 

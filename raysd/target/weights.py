@@ -14,7 +14,7 @@ from raysd.target.shape import TargetShape
 def read_embedding_and_head(folder: Path, shape: TargetShape) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Embedding [V, H], final norm's weight [H] and head [V, H], wherever the checkpoint keeps them; tied weights give the embedding twice.
 
-    Raises TargetError if one is absent, quantized, or of another shape than the config says.
+    Raises what `check_shared` raises.
     """
     names = check_shared(folder, shape)
     tensors = _read(Checkpoint(folder), list(dict.fromkeys(names)))

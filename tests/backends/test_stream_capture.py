@@ -19,12 +19,13 @@ from raysd.draft.streaming import MostBytes
 from raysd.errors import ExperimentError, StageError, TryAgainError
 from raysd.experiment import Experiment, load_experiment
 from raysd.experiment.hardware import StageResources
+from raysd.hidden_states.capture import Request
 from tests.tiny_models import tiny_llama
 
 TOKENS, LAYERS, HIDDEN = 64, 4, 512
 MOST = MostBytes((TOKENS + 3) * LAYERS * HIDDEN * 2, 6 * (TOKENS + 3) * LAYERS * HIDDEN * 2)
 QUEUE_BYTES = 2**20
-GROUPS = [[[5 + 6 * g + i, 6, 7] for i in range(6)] for g in range(5)]
+GROUPS = [[Request([5 + 6 * g + i, 6, 7], i) for i in range(6)] for g in range(5)]
 PATIENCE_S = 60
 
 

@@ -12,6 +12,7 @@ from raysd.backends.process_group import group_members
 from raysd.backends.vllm_capture import capture_engine, engine_arguments
 from raysd.errors import EngineError, ExperimentError
 from raysd.experiment import Experiment, load_experiment
+from raysd.hidden_states.capture import Request
 from tests.tiny_models import tiny_llama
 
 
@@ -31,14 +32,17 @@ def test_engines_share_the_memory_and_the_conversations(experiment):
 
 
 def test_two_engines_answer_every_prompt_once_and_one_that_dies_is_an_error(experiment, tmp_path):
-    prompts, threads = [[5 + i, 6, 7] for i in range(9)], torch.get_num_threads()
+    prompts, threads = [Request([5 + i, 6, 7], 0) for i in range(9)], torch.get_num_threads()
+    experiment = experiment.model_copy(update={"capture": experiment.capture.model_copy(update={"temperature": 1.0})})
     with capture_engine(experiment, tmp_path / "tiny", [1, 2, 3, 4], tmp_path) as engine:
         assert torch.get_num_threads() == 1  # more would spin on the engines' cores
         answers = sorted(engine.answers([prompts]), key=lambda answer: answer.index)
         assert [answer.index for answer in answers] == list(range(9))
         for answer, prompt in zip(answers, prompts, strict=True):
-            assert answer.token_ids[:3] == prompt and len(answer.token_ids) <= 7
+            assert answer.token_ids[:3] == prompt.token_ids and len(answer.token_ids) <= 7
             assert answer.states_TLH.shape == (len(answer.token_ids) - 1, 4, 64)
+        sampled = {answer.index: answer.token_ids for answer in engine.answers([[Request([5, 6, 7], seed) for seed in (1, 2, 3, 1)]])}
+        assert sampled[0] == sampled[3] and len({tuple(token_ids) for token_ids in sampled.values()}) == 3  # each has random numbers of its own
         groups = [worker._process.pid for worker in engine._workers]
         assert all(map(group_members, groups))
         os.kill(groups[1], signal.SIGKILL)
@@ -52,7 +56,7 @@ def test_an_answer_and_its_states_depend_on_their_group_alone(experiment, tmp_pa
     """So that a shard comes out the same whether or not others are captured before it in the same attempt."""
     section = experiment.capture.model_copy(update={"engines": 1, "concurrency": 8, "max_tokens": 48})
     experiment = experiment.model_copy(update={"capture": section})
-    first, second = [[5 + i, *range(7, 9 + i)] for i in range(7)], [[40 + i, 6, 7] for i in range(2)]
+    first, second = [Request([5 + i, *range(7, 9 + i)], 0) for i in range(7)], [Request([40 + i, 6, 7], 0) for i in range(2)]
     captured = []
     for groups in ([first, second], [second]):
         with capture_engine(experiment, tmp_path / "tiny", [1, 2, 3, 4], tmp_path) as engine:

@@ -28,7 +28,7 @@ from raysd.artifacts.stage import no_progress
 from raysd.backends.cpu_engine import cpu_environment, share
 from raysd.backends.vllm_capture import capture_engine, engine_arguments
 from raysd.experiment import Experiment, load_experiment
-from raysd.hidden_states.capture import Answer
+from raysd.hidden_states.capture import Answer, Request
 from raysd.hidden_states.shards import Conversation
 from raysd.hidden_states.verify import check_conversation
 from raysd.prompts.prompt_set import load_prompts
@@ -62,7 +62,7 @@ def main() -> None:
     tok_s: dict[str, list[float]] = {"plain": [], "capture": []}
     with tempfile.TemporaryDirectory() as scratch, capture_engine(experiment, target, layer_ids, Path(scratch)) as capturing, plain_engines(experiment, target) as plain:
         sides = {"plain": lambda group: answer_plainly(plain, group, experiment), "capture": lambda group: sum(
-            checked(answer, len(group[answer.index]), len(layer_ids), shape.hidden_size) for answer in capturing.answers([group]))}
+            checked(answer, len(group[answer.index]), len(layer_ids), shape.hidden_size) for answer in capturing.answers([[Request(prompt, 0) for prompt in group]]))}
         for side in sides.values():
             side(prompts[:WARMUP])
         for number in range(args.groups):

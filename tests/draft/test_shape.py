@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from raysd.draft.model import Eagle3Draft
-from raysd.draft.shape import check_special_tokens, draft_shape
+from raysd.draft.shape import CPU_HEAD_DIMS, check_servable, check_special_tokens, draft_shape
 from raysd.errors import ExperimentError
 from raysd.experiment.draft import DraftSection
 from raysd.target.shape import LatentSizes, TargetShape
@@ -31,6 +31,30 @@ def test_sizes_are_the_targets_unless_the_experiment_names_them():
     assert shape(LATENT).latent == SIZES and heads(shape(LATENT, attention_heads=3)) == (3, 3, 24)
     assert heads(shape(LATENT, attention="grouped")) == (6, 6, 16) and shape(LATENT, attention="grouped").latent is None
     assert heads(shape(LATENT, attention="grouped", kv_heads=3, head_dim=64)) == (6, 3, 64)
+
+
+@pytest.mark.parametrize(("target", "section", "devices", "field"), [
+    (GROUPED, {"attention_heads": 3, "kv_heads": 1}, 2, "attention_heads"), (LATENT, {"attention_heads": 3}, 2, "attention_heads"),
+    (GROUPED, {"intermediate_size": 9}, 2, "intermediate_size"), (GROUPED, {"attention_heads": 12, "kv_heads": 3}, 4, "kv_heads"),
+    (GROUPED, {"head_dim": 16}, 1, "head_dim"), (GROUPED, {"head_dim": 8}, 1, "head_dim"), (LATENT, {"attention": "grouped"}, 1, "attention"),
+    (dataclasses.replace(LATENT, latent=dataclasses.replace(SIZES, q_lora_rank=None)), {"attention": "grouped"}, 1, "attention")])
+def test_what_vllm_would_not_serve_is_refused_by_its_field(target, section, devices, field):
+    with pytest.raises(ExperimentError) as caught:
+        check_servable(shape(target, **section), target, devices, "cpu")
+    assert caught.value.where == f"draft.{field}"
+
+
+def test_what_vllm_serves_passes_and_a_gpu_takes_other_heads():
+    for target, section, devices in ((GROUPED, {}, 2), (GROUPED, {"kv_heads": 1}, 2), (GROUPED, {"kv_heads": 6, "intermediate_size": 81}, 3), (LATENT, {}, 2)):
+        check_servable(shape(target, **section), target, devices, "cpu")
+    check_servable(shape(head_dim=16), GROUPED, 1, "mi355x")
+    check_servable(shape(LATENT, attention="grouped"), LATENT, 1, "mi355x")
+
+
+def test_the_heads_of_a_cpu_are_vllms_own():
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    assert list(CPU_HEAD_DIMS) == CPUAttentionBackend.get_supported_head_sizes()
 
 
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, "short_factor": [1.0] * 16, "long_factor": [2.0] * 16}

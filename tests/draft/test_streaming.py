@@ -43,15 +43,17 @@ class Engine:
         self.experiment, self.layer_ids, self.finish_reason, self.order = experiment, layer_ids, finish_reason, random.Random(seed)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
         self.asked = []
+        self.seeds = []
         self.handed_out = 0
 
     def answers(self, groups):
         before = 0
         for group in groups:
             self.asked.append(len(group))
+            self.seeds += [request.seed for request in group]
             for position in self.order.sample(range(len(group)), len(group)):
                 self.handed_out += 1
-                token_ids, states = self.known.get(tuple(group[position])) or self.answer(group[position])
+                token_ids, states = self.known.get(tuple(group[position].token_ids)) or self.answer(group[position].token_ids)
                 yield Answer(before + position, token_ids, self.finish_reason(token_ids), states)
             before += len(group)
 
@@ -123,10 +125,12 @@ def test_steps_take_the_prompts_in_their_order_whatever_finishes_first(stage):
     ends = list(itertools.accumulate([3, 3, 1] * 3))
     for step, handed_out in enumerate(stage.handed_out):  # the next step is fetched meanwhile, and no more
         assert handed_out <= CHOOSE + next(end for end in ends if end >= 2 * (step + 2))
-    order = [i for group in itertools.islice(prompt_groups(TRAIN, 3, 0, 0), 9) for i in group]
+    order = [i for group in itertools.islice(prompt_groups(TRAIN, 3, 0, 0), 9) for i in group.indices]
     assert stage.steps == [[f"train{i}" for i in order[start:start + 2]] for start in range(0, 16, 2)]
     assert sorted(order[:TRAIN]) == list(range(TRAIN)) == sorted(order[TRAIN:2 * TRAIN]) and order[:TRAIN] != order[TRAIN:2 * TRAIN]
     assert stage.engines[0].asked[:4] == [2, 3, 3, 1]  # the choose split, then an epoch
+    seeds = stage.engines[0].seeds
+    assert len(seeds) > CHOOSE + 2 * TRAIN and len(set(seeds)) == len(seeds)  # sampled answers to the same prompts are others in every epoch
     assert metrics["steps"] == 8 and metrics["conversations"] == 16 and metrics["dropped"] == 0 and metrics["served"] == SERVED.as_metrics()
     capture = metrics["capture"]
     assert 18 <= capture["conversations"] == stage.engines[0].handed_out and capture["output_tokens"] == 6 * capture["conversations"]
@@ -147,6 +151,9 @@ def test_a_killed_training_ends_as_if_it_had_not_been_and_asks_only_from_the_gro
     groups = [3, 3, 1] * 2
     skipped = next(i for i in range(6) if sum(groups[:i + 1]) >= 2 * kill_at)
     assert stage.engines[-1].asked[:3] == [2, *groups[skipped:][:2]]
+    whole, again = stage.engines[0].seeds, stage.engines[-1].seeds
+    start = CHOOSE + sum(groups[:skipped])
+    assert again[CHOOSE:CHOOSE + groups[skipped]] == whole[start:start + groups[skipped]]
 
 
 def test_answers_that_were_cut_off_are_passed_over_and_the_next_ones_taken(stage, tmp_path):
@@ -193,7 +200,7 @@ def test_groups_go_on_where_they_are_asked_to():
     def some(first):
         return list(itertools.islice(prompt_groups(7, 3, 5, first), 12 - first))
 
-    assert all(some(first) == some(0)[first:] for first in range(12)) and [len(group) for group in some(0)] == [3, 3, 1] * 4
+    assert all(some(first) == some(0)[first:] for first in range(12)) and [(group.epoch, len(group.indices)) for group in some(0)] == [(epoch, size) for epoch in range(4) for size in (3, 3, 1)]
 
 
 def test_states_take_at_most_what_the_longest_prompts_come_to(stage, tmp_path):

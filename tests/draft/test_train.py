@@ -24,9 +24,10 @@ from raysd.draft import learn as learn_module
 from raysd.draft import train as train_module
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.draft.gradient import StepGradient
-from raysd.draft.unfinished import NAMES, StageDesk, save
+from raysd.draft.unfinished import NAMES, StageDesk, Training, save
 from raysd.errors import ArtifactError, ExperimentError, StageError
 from raysd.experiment import load_experiment
+from raysd.experiment.train import TrainSection
 from raysd.hidden_states.shards import Captured, Conversation, write_index, write_shard
 from raysd.signals import TERMINATING, Terminated, raise_when_terminated, whole
 from tests.stage_runs import attempt, piece
@@ -340,6 +341,23 @@ def test_a_time_budget_that_ends_at_the_first_step_leaves_a_curve_of_it(stage):
     metrics = stage(steps=1000, time_budget_s=1e-9)
     (row,) = stage.tables()[0]
     assert metrics["steps"] == row["step"] == 1 and row["loss_2"] > 0 and 0 <= row["accuracy_1"] <= 1
+
+
+def test_a_time_budget_leaves_as_many_candidates_as_the_steps_would(stage):
+    metrics = stage(steps=1000, time_budget_s=7.5 * STEP_S, evaluations=4, served_checkpoints=3)
+    assert metrics["steps"] == 8 and [each["step"] for each in metrics["candidates"]] == [4, 6, 8]
+    assert {row["step"] for row in stage.tables()[1]} == {2, 4, 6, 8}
+
+
+def test_the_end_of_a_time_budget_is_told_in_steps():
+    section = TrainSection(steps=100, time_budget_s=10.0)
+    assert [Training(steps=steps, elapsed_s=elapsed_s).expected_steps(section) for steps, elapsed_s in ((0, 0.0), (10, 5.0), (30, 1.0), (7, 11.0))] == [100, 20, 100, 7]
+    assert Training(steps=10, elapsed_s=5.0).expected_steps(TrainSection(steps=100)) == 100
+
+
+def test_a_vocabulary_that_covers_little_is_warned_of(stage, capsys):
+    metrics = stage()
+    assert metrics["vocab_coverage_frac"] < 0.9 and "counted from 6 answers, covers" in capsys.readouterr().out
 
 
 def test_the_time_budget_counts_over_attempts(stage, signals):

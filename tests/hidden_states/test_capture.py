@@ -38,8 +38,8 @@ class HuggingFaceEngine:
         self.asked = 0
 
     def answers(self, groups):
-        prompts = [prompt for group in groups for prompt in group]
-        self.asked = len(prompts)
+        prompts = [request.token_ids for group in groups for request in group]
+        self.asked, self.seeds = len(prompts), [request.seed for group in groups for request in group]
         for index, prompt in reversed(list(enumerate(prompts))):  # engines finish in any order
             if self.answered == self.fail_after:
                 raise RuntimeError("the engine died")
@@ -109,6 +109,7 @@ def test_shards_that_attempts_finished_are_not_captured_again(stage, tmp_path):
         stage(fail_after=3)  # p3 and p2, then p1: another
     metrics = stage()
     assert [(engine.asked, engine.answered) for engine in stage.engines] == [(5, 2), (4, 3), (2, 2)]
+    assert len(set(stage.engines[0].seeds)) == 5 and stage.engines[1].seeds == stage.engines[0].seeds[:4]  # answers, sampled ones too, are those of an attempt that makes all
     assert metrics["conversations"] == 5 and metrics["output_tokens"] == 5 * 6 and metrics["output_tok_s"] == pytest.approx(2 * 6 / metrics["elapsed_s"])
     interrupted = stage.files()
     uninterrupted = stage(tmp_path / "another store")
