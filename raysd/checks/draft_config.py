@@ -33,6 +33,11 @@ def refuse(folder: Path, reason: str, fix: str = NAME_A_DRAFT) -> NoReturn:
 
 def read_json(folder: Path, name: str = "config.json") -> dict[str, Any]:
     """An object from a file of the draft's folder. Raises ExperimentError if it is absent or holds none."""
+    if not folder.exists():
+        name = f"{folder.parent.name}/{folder.name}" if not folder.parent.exists() else "ORG/NAME"
+        raise ExperimentError(what=f"there is no folder {folder}", where=f"draft.checkpoint: {folder}",
+                              fix="name the folder of a draft. A Hugging Face id is not taken here: download the draft with "
+                                  f"`hf download {name} --local-dir DIR`, and name DIR")
     try:
         found = json.loads((folder / name).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as err:

@@ -39,6 +39,11 @@ class StoredTensor:
         bits = self.content.view(unsigned)
         return not any(((bits[start:start + PART] & exponent) == exponent).any() for start in range(0, len(bits), PART))
 
+    def is_zero(self) -> bool:
+        """Whether every number is 0 or -0, for a dtype of EXPONENT_BITS."""
+        bits = self.content.view(EXPONENT_BITS[self.dtype][0])
+        return not any((bits[start:start + PART] << 1).any() for start in range(0, len(bits), PART))  # without the sign
+
 
 def weight_files(folder: Path) -> list[Path]:
     """The files that make up the draft: safetensors, those of the index if it has one; without any, PyTorch's own *.bin.

@@ -8,6 +8,7 @@ from typing import Any
 
 from raysd.artifacts import sha256_of
 from raysd.checks.draft_config import count, family_of, flat_config, read_json, reads_aux_states, refuse
+from raysd.checks.draft_fields import check_fields
 from raysd.checks.draft_files import read_tensors, weight_files
 from raysd.checks.draft_layers import LayerIds, entering_layers
 from raysd.checks.draft_rope import check_rope
@@ -52,8 +53,7 @@ def check_draft_fit(folder: Path, target: TargetShape, stated: LayerIds | None =
         refuse(folder, f"it reads hidden states of width {reads}, the target's are {target.hidden_size}")
     if config.get("vocab_size") != target.vocab_size:
         refuse(folder, f"its vocab_size is {config.get('vocab_size')!r:.60}, the target's is {target.vocab_size}")
-    if type(config.get("model_type")) is not str:
-        refuse(folder, f"its config.json has model_type = {config.get('model_type')!r:.60}, by which vLLM knows how to read it", "add it, `llama` say, to a copy of the draft")
+    check_fields(folder, config, family)
     if family == "mla" and not reads_aux_states(config):
         refuse(folder, "its eagle_config has use_aux_hidden_state = false, and vLLM's MLA draft always reads several layers", "correct it in a copy of the draft")
     layers: list[int] = []

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 UNREAD = ("t2d", "mask_hidden", "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "rotary_pos_emb.inv_freq")
 """In the names of tensors that vLLM passes over, and a draft loses nothing. It passes over biases too, and a draft was trained with those."""
-BIASED = ("glm", "glm4", "glm4v_moe", "glm_ocr", "gpt_oss", "seed_oss")
-"""Model types of language models with attention_bias = true where config.json does not say (transformers/models/*/configuration_*.py)."""
+PASSED = ("fc.weight", "lm_head.weight", "embed_tokens.weight")
+"""Beside the norms, what every proposal passes through; vLLM's norms multiply by their weights as they are."""
+ANOTHER = "name an earlier checkpoint, or another draft"
+BIASED = ("glm", "glm4", "glm4v_moe_text", "gpt_oss", "seed_oss")
+"""Those of MODEL_TYPES with attention_bias = true where config.json does not say (transformers/models/*/configuration_*.py)."""
 
 
 def check_shapes(folder: Path, config: dict[str, Any], family: Family, aux_count: int, target: TargetShape,
@@ -71,7 +74,8 @@ def _refuse_without(folder: Path, name: str) -> NoReturn:
 
 
 def check_numbers(folder: Path, config: dict[str, Any], tensors: dict[str, StoredTensor]) -> None:
-    """Raises ExperimentError for a tensor that holds NaN, an infinity, or anything but floating-point numbers of 16 bits or more.
+    """Raises ExperimentError for a tensor that holds NaN, an infinity, or anything but floating-point numbers of 16 bits or more, and for one of those that all
+    proposals pass through, if it holds zeros alone.
 
     vLLM would copy int8 or FP8 as if it were those. In a quantized draft matrices may be FP8; its audit looks at them.
     """
@@ -82,7 +86,9 @@ def check_numbers(folder: Path, config: dict[str, Any], tensors: dict[str, Store
             refuse(folder, f"its {name.removesuffix('.weight')} is of {tensor.dtype}, not of {', '.join(EXPONENT_BITS)}",
                    "name the draft as it was trained; `quantize:` makes the FP8 one")
         if not tensor.is_finite():
-            refuse(folder, f"its {name.removesuffix('.weight')} holds NaN or infinite numbers", "name an earlier checkpoint, or another draft")
+            refuse(folder, f"its {name.removesuffix('.weight')} holds NaN or infinite numbers", ANOTHER)
+        if (name in PASSED or name.endswith("norm.weight") or name.startswith("fc_norm.")) and tensor.is_zero():
+            refuse(folder, f"its {name.removesuffix('.weight')} holds nothing but zeros, with which no proposal depends on what it should", ANOTHER)
 
 
 def check_vocabulary(folder: Path, target: TargetShape, tensors: dict[str, StoredTensor]) -> bool:
@@ -173,7 +179,5 @@ def _latent_attention(folder: Path, config: dict[str, Any], reads: int, width: i
     heads, rank = count(folder, config, "num_attention_heads"), count(folder, config, "kv_lora_rank")
     plain, rotated, value = (count(folder, config, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     shapes = {"kv_a_proj_with_mqa": [rank + rotated, reads], "kv_a_layernorm": [rank], "kv_b_proj": [heads * (plain + value), rank], "o_proj": [width, heads * value]}
-    if config.get("q_lora_rank") is None:
-        return shapes | {"q_proj": [heads * (plain + rotated), reads]}
     queries = count(folder, config, "q_lora_rank")
     return shapes | {"q_a_proj": [queries, reads], "q_a_layernorm": [queries], "q_b_proj": [heads * (plain + rotated), queries]}

@@ -24,8 +24,18 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "minimax_m2": {"rope_theta": 5e6, "rms_norm_eps": 1e-6, "num_key_value_heads": 8, "head_dim": 128},
 }
 """What transformers' class of a model type, and with it vLLM, takes for a field that config.json leaves out. Importing the class would import torch."""
-LOGIT_FIELDS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "logits_soft_cap", "lm_head_multiplier")
-"""How configs name a change of the logits after the head (Gemma, Cohere, Granite, Grok, Falcon-H1)."""
+LOGIT_FIELDS: dict[str, str | None] = {
+    **dict.fromkeys(("final_logit_softcapping", "output_soft_cap_temp", "logits_soft_cap", "logit_scale", "logits_scaling", "lm_head_multiplier", "output_multiplier",
+                     "output_multiplier_scale", "logits_mup_width_multiplier")),
+    "dim_model_base": "hidden_size", "output_mult": "mup_scale_factor"}
+"""How configs name a change of the logits, or of the normed state before the head: Gemma, Muse Glimmer, Cohere, Granite, Falcon-H1, Grok, Inkling; MiniCPM and TeleFLM
+divide by a second field, given here, and change nothing where the two are equal. Null changes nothing, and 1 neither where there is no second field."""
+LOGIT_DEFAULTS: dict[str, dict[str, float]] = {
+    **dict.fromkeys(("cohere", "cohere2", "cohere2_moe"), {"logit_scale": 0.0625}),
+    **dict.fromkeys(("gemma2", "gemma3n_text"), {"final_logit_softcapping": 30.0}),
+    **dict.fromkeys(("muse_glimmer", "muse_glimmer_text"), {"output_multiplier": 0.19611613513818404}),
+    "minicpm": {"dim_model_base": 1}, "minicpm3": {"dim_model_base": 256}}
+"""What the class of a model type takes for one that config.json leaves out."""
 ROPE_FIELDS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -117,9 +127,12 @@ def check_plain_logits(folder: Path) -> None:
     """Raises ExperimentError if the target's logits are more than its head times the normed state: a draft would be trained on those, and no answer shows a scale."""
     whole = read_config(folder, "target.model")
     config = {**whole, **(whole.get("text_config") or {})}
-    for name in LOGIT_FIELDS:
-        if config.get(name) not in (None, 1):
-            _refuse(folder, f"{name} = {config[name]!r:.60}, which changes the logits after the head", "use a target without it")
+    for name, divisor in LOGIT_FIELDS.items():
+        value = config.get(name, LOGIT_DEFAULTS.get(str(config.get("model_type")), {}).get(name))
+        if value is not None and value != (1 if divisor is None else config.get(divisor)):
+            told = "" if name in config else f" (what model_type {config['model_type']} has where it is absent)"
+            equal = "" if divisor is None else f" beside {divisor} = {config.get(divisor)!r:.60}"
+            _refuse(folder, f"{name} = {value!r:.60}{told}{equal}, which changes the logits after the head", "use a target without it")
 
 
 def _latent(folder: Path, config: dict[str, Any]) -> LatentSizes | None:

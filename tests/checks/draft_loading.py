@@ -2,7 +2,8 @@
 
     python -m tests.checks.draft_loading TARGET DRAFT...
 
-Prints, by draft, the parameters that no tensor reached, and how many numbers came out of the weights and their sum: what vLLM drops is missing in both.
+Prints, by draft, the parameters that no tensor reached, and how many numbers came out of the weights and their sum: what vLLM drops is missing in both. Of a draft
+that vLLM does not take, its error.
 """
 
 from __future__ import annotations
@@ -41,4 +42,10 @@ def loaded(target: str, draft: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({Path(draft).name: loaded(sys.argv[1], draft) for draft in sys.argv[2:]}))
+    found = {}
+    for draft in sys.argv[2:]:
+        try:
+            found[Path(draft).name] = loaded(sys.argv[1], draft)
+        except Exception as err:  # whatever vLLM raises is what came of the draft
+            found[Path(draft).name] = {"error": f"{type(err).__name__}: {err}"}
+    print(json.dumps(found))

@@ -68,6 +68,18 @@ UNFIT: dict[str, tuple[dict[str, Any], dict[str, np.ndarray]]] = {
     "no_output_bias": (CONFIG | BIG | {"attention_bias": True}, tensors() | random(without(biases(), OUTPUT))),
     "gpt_oss": (CONFIG | BIG | {"model_type": "gpt_oss"}, tensors()),
 }
+UNTAKEN: dict[str, tuple[dict[str, Any], dict[str, np.ndarray]]] = {
+    **{name: (CONFIG | BIG | changes, tensors()) for name, changes in {
+        "gelu": {"hidden_act": "gelu"}, "no_eps": {"rms_norm_eps": None}, "whole_eps": {"rms_norm_eps": 1}, "negative_length": {"max_position_embeddings": -5},
+        "wordy_length": {"model_max_length": "x"}, "unknown_dtype": {"torch_dtype": "nonsense"}, "unknown_layers": {"layer_types": "x"},
+        "no_window": {"layer_types": ["sliding_attention"]}, "null_bias": {"attention_bias": None}, "wordy_cache": {"use_cache": "false"}, "wordy_eos": {"eos_token_id": ["2"]},
+        "compressed": {"compression_config": {"quant_method": "fp8"}}, "unknown_type": {"model_type": "nonsense"}, "predictor": {"model_type": "qwen3_next"},
+        "gemma2": {"model_type": "gemma2"}, "nested": {"model_type": "qwen2_vl"}, "latent_type": {"model_type": "deepseek_v2"}}.items()},
+    "odd_heads": (CONFIG | {"num_attention_heads": 4, "num_key_value_heads": 3}, tensors()),
+    "no_bottleneck": (CONFIG | LATENT | {"q_lora_rank": None}, without(tensors(LATENT_ATTENTION | {"q_proj": (48, 128)}), "midlayer.self_attn.q_a_proj.weight",
+                                                                         "midlayer.self_attn.q_a_layernorm.weight", "midlayer.self_attn.q_b_proj.weight")),
+}
+"""What vLLM refuses, or dies of, once an engine starts."""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +91,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     drafts = [served_draft(write(folder / name, *case), target, None, folder / "served" / name) for name, case in FIT.items()]
     config, made = FIT["all_biases"]
     pickled = write_bin(folder / "pickled", config, cast({f"model.{name}": value for name, value in made.items()}, "float32", "fc.weight"))
-    drafts += [served_draft(pickled, target, None, folder / "served" / "pickled"), *(write(folder / name, *case) for name, case in UNFIT.items())]
+    drafts += [served_draft(pickled, target, None, folder / "served" / "pickled"), *(write(folder / name, *case) for name, case in (UNFIT | UNTAKEN).items())]
     environment = cpu_environment({**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}, sorted(os.sched_getaffinity(0)), 1)
     done = subprocess.run([sys.executable, "-m", "tests.checks.draft_loading", str(folder / "target"), *map(str, drafts)], env=environment,
                           cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300)
@@ -106,3 +118,10 @@ def test_vllm_says_nothing_of_what_it_drops_or_lacks_and_raysd_does(results, tmp
     with pytest.raises(ExperimentError, match="for which vLLM has no place|vLLM would draft without it"):
         check_draft_fit(write(tmp_path / "draft", config, made), target_shape(tmp_path / "target", **BIG))
     assert results[name]["empty"] != ["model.embed_tokens.weight"] or results[name]["numbers"] < written(made)[0]
+
+
+@pytest.mark.parametrize("name", UNTAKEN)
+def test_vllm_takes_no_draft_that_raysd_refuses_for_its_fields(results, tmp_path: Path, name: str):
+    with pytest.raises(ExperimentError):
+        check_draft_fit(write(tmp_path / "draft", *UNTAKEN[name]), target_shape(tmp_path / "target", **BIG))
+    assert "error" in results[name], results[name]

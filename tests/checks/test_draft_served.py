@@ -121,7 +121,7 @@ def test_names_with_model_in_front_lose_it_and_nothing_else(tmp_path: Path, targ
 
 
 def test_the_d2t_of_a_whole_vocabulary_is_hidden_from_vllm(tmp_path: Path, target):
-    made = tensors() | {"d2t": np.zeros(VOCAB, np.int64), "t2d": np.ones(VOCAB, bool), "lm_head.weight": np.zeros((VOCAB, HIDDEN), np.float32)}
+    made = tensors() | {"d2t": np.zeros(VOCAB, np.int64), "t2d": np.ones(VOCAB, bool), "lm_head.weight": np.ones((VOCAB, HIDDEN), np.float32)}
     served = served_draft(write(tmp_path / "draft", CONFIG | {"draft_vocab_size": VOCAB}, made), target, None, tmp_path / "scratch")
     names = set(load_file(served / "model.safetensors"))
     assert not [name for name in names if "d2t" in name and "t2d" not in name] and len(names) == len(made)

@@ -31,8 +31,8 @@ QWEN3, QWEN3_TENSORS = CONFIG | {"architectures": ["Eagle3Qwen3ForCausalLM"], "m
 WHOLE = CONFIG | {"draft_vocab_size": VOCAB}
 
 
-def zeros(*shape: int) -> np.ndarray:
-    return np.zeros(shape, np.float32)
+def ones(*shape: int) -> np.ndarray:
+    return np.ones(shape, np.float32)
 
 
 def with_a_second_layer() -> dict[str, np.ndarray]:
@@ -46,25 +46,23 @@ def with_a_second_layer() -> dict[str, np.ndarray]:
         (CONFIG, tensors()),
         (CONFIG, tensors(layer="layers.0")),
         (CONFIG, {f"model.{name}": value for name, value in tensors().items()}),
-        (CONFIG, tensors() | {"embed_tokens.weight": zeros(VOCAB, HIDDEN), "midlayer.self_attn.rotary_emb.inv_freq": zeros(8)}),
+        (CONFIG, tensors() | {"embed_tokens.weight": ones(VOCAB, HIDDEN), "midlayer.self_attn.rotary_emb.inv_freq": ones(8)}),
         (CONFIG, without(tensors(), "t2d")),
         (WHOLE, without(tensors(), "t2d", "d2t", "lm_head.weight")),
-        (WHOLE, without(tensors(), "t2d") | {"d2t": np.zeros(VOCAB, np.int64), "lm_head.weight": zeros(VOCAB, HIDDEN)}),
-        (CONFIG | {"fc_norm": True}, tensors() | {f"fc_norm.{index}.weight": zeros(HIDDEN) for index in range(3)}),
-        (CONFIG | {"eagle_config": {"norm_before_fc": True}}, tensors() | {"input_norm.weight": zeros(3 * HIDDEN)}),
+        (WHOLE, without(tensors(), "t2d") | {"d2t": np.zeros(VOCAB, np.int64), "lm_head.weight": ones(VOCAB, HIDDEN)}),
+        (CONFIG | {"fc_norm": True}, tensors() | {f"fc_norm.{index}.weight": ones(HIDDEN) for index in range(3)}),
+        (CONFIG | {"eagle_config": {"norm_before_fc": True}}, tensors() | {"input_norm.weight": ones(3 * HIDDEN)}),
         (CONFIG | {"num_hidden_layers": 2}, with_a_second_layer()),
         (QWEN3, QWEN3_TENSORS),
         (CONFIG | {"attention_bias": True}, tensors() | biases()),
         (CONFIG | {"attention_bias": True, "mlp_bias": True}, tensors() | biases(mlp=True)),
-        (CONFIG | {"bias": True}, tensors() | {"midlayer.self_attn.o_proj.bias": zeros(HIDDEN)}),
+        (CONFIG | {"bias": True}, tensors() | {"midlayer.self_attn.o_proj.bias": ones(HIDDEN)}),
         (QWEN3 | {"attention_bias": True}, QWEN3_TENSORS | without(biases(), "midlayer.self_attn.o_proj.bias")),
         (CONFIG | LATENT, tensors(LATENT_ATTENTION)),
         (CONFIG | LATENT | {"attention_bias": True}, tensors(LATENT_ATTENTION)),
-        (CONFIG | LATENT | {"q_lora_rank": None}, tensors({name: shape for name, shape in LATENT_ATTENTION.items() if "q_" not in name or "kv" in name} | {"q_proj": (48, 128)})),
     ],
     ids=["midlayer", "layers.0", "model. in front", "with its embedding", "without t2d", "the target's head", "a whole vocabulary with d2t", "Eagle 3.1", "a norm before fc",
-         "two layers", "Qwen3", "attention biases", "biases everywhere", "a bias of the output alone", "Qwen3 with biases", "MLA", "MLA, for whose biases vLLM has no place and which has none",
-         "MLA without a query bottleneck"],
+         "two layers", "Qwen3", "attention biases", "biases everywhere", "a bias of the output alone", "Qwen3 with biases", "MLA", "MLA, for whose biases vLLM has no place and which has none"],
 )
 def test_what_trainers_leave_fits(tmp_path: Path, target, config, made):
     check_draft_fit(write(tmp_path / "draft", config, made), target)
@@ -73,14 +71,14 @@ def test_what_trainers_leave_fits(tmp_path: Path, target, config, made):
 @pytest.mark.parametrize(
     ("config", "made", "words"),
     [
-        (CONFIG, tensors() | {"fc.weight": zeros(64, 100)}, r"fc is \[64, 100\], not \[64, 192\]"),
+        (CONFIG, tensors() | {"fc.weight": ones(64, 100)}, r"fc is \[64, 100\], not \[64, 192\]"),
         (CONFIG, without(tensors(), "fc.weight"), "hold no fc.weight"),
-        (CONFIG, tensors() | {"lm_head.weight": zeros(VOCAB, HIDDEN)}, r"lm_head is \[256, 64\], not \[128, 64\]"),
+        (CONFIG, tensors() | {"lm_head.weight": ones(VOCAB, HIDDEN)}, r"lm_head is \[256, 64\], not \[128, 64\]"),
         (CONFIG, without(tensors(), "lm_head.weight"), "hold no lm_head.weight"),
         (CONFIG, without(tensors(), "d2t"), "hold no d2t"),
         (CONFIG, tensors() | {"d2t": np.zeros(64, np.int64)}, r"d2t is \[64\], not \[128\]"),
         (CONFIG, tensors() | {"t2d": np.zeros(300, bool)}, r"t2d is \[300\], not \[256\]"),
-        (CONFIG, tensors() | {"embed_tokens.weight": zeros(300, HIDDEN)}, r"embed_tokens is \[300, 64\], not \[256, 64\]"),
+        (CONFIG, tensors() | {"embed_tokens.weight": ones(300, HIDDEN)}, r"embed_tokens is \[300, 64\], not \[256, 64\]"),
         (CONFIG | {"head_dim": 32}, tensors(), r"layers.0.self_attn.q_proj is \[64, 128\], not \[128, 128\]"),
         (CONFIG | {"num_key_value_heads": 4}, tensors(), r"k_proj is \[32, 128\], not \[64, 128\]"),
         (CONFIG, tensors(ATTENTION | {"v_proj": (64, 128)}), r"v_proj is \[64, 128\], not \[32, 128\]"),
@@ -91,25 +89,25 @@ def test_what_trainers_leave_fits(tmp_path: Path, target, config, made):
         (CONFIG, with_a_second_layer(), r"layers.1.*no place.*num_hidden_layers = 1"),
         (CONFIG, without(tensors(), "midlayer.hidden_norm.weight"), "hold no layers.0.hidden_norm"),
         (CONFIG | {"fc_norm": True}, tensors(), "hold no fc_norm.0"),
-        (CONFIG, tensors() | {"fc_norm.0.weight": zeros(HIDDEN)}, "fc_norm.0.weight, for which vLLM has no place"),
+        (CONFIG, tensors() | {"fc_norm.0.weight": ones(HIDDEN)}, "fc_norm.0.weight, for which vLLM has no place"),
         (CONFIG | {"hidden_size": 32, "target_hidden_size": 64}, tensors(), "not"),
         (CONFIG | LATENT, tensors(), "hold no layers.0.self_attn.kv_a_proj"),
         (CONFIG | LATENT | {"kv_lora_rank": 32}, tensors(LATENT_ATTENTION), r"kv_a_proj_with_mqa is \[20, 128\], not \[36, 128\]"),
-        (CONFIG, tensors() | {"model.norm.weight": zeros(HIDDEN)}, "norm.weight twice"),
+        (CONFIG, tensors() | {"model.norm.weight": ones(HIDDEN)}, "norm.weight twice"),
         (CONFIG, tensors() | biases(), "k_proj.bias, .* for which vLLM has no place .*attention_bias = None"),
-        (CONFIG | {"attention_bias": False}, tensors() | {"midlayer.self_attn.q_proj.bias": zeros(64)}, "q_proj.bias, for which"),
+        (CONFIG | {"attention_bias": False}, tensors() | {"midlayer.self_attn.q_proj.bias": ones(64)}, "q_proj.bias, for which"),
         (CONFIG | {"attention_bias": True}, tensors(), "hold no layers.0.self_attn.q_proj.bias"),
         (CONFIG | {"model_type": "gpt_oss"}, tensors(), "hold no layers.0.self_attn.q_proj.bias"),
         (CONFIG | {"attention_bias": True}, tensors() | without(biases(), "midlayer.self_attn.o_proj.bias"), "hold no layers.0.self_attn.o_proj.bias"),
         (CONFIG | {"attention_bias": True}, tensors() | biases(ATTENTION | {"k_proj": (64, 128)}), r"k_proj.bias is \[64\], not \[32\]"),
         (CONFIG | {"mlp_bias": True}, tensors(), "hold no layers.0.mlp.gate_proj.bias"),
-        (CONFIG, tensors() | {"norm.bias": zeros(HIDDEN)}, "norm.bias, for which vLLM has no place"),
-        (CONFIG, tensors() | {"fc.bias": zeros(HIDDEN)}, "fc.bias, for which vLLM has no place"),
-        (CONFIG, tensors() | {"lm_head.bias": zeros(ROWS)}, "lm_head.bias, for which vLLM has no place"),
-        (CONFIG, tensors() | {"fc.weight_scale": zeros(HIDDEN)}, "fc.weight_scale, for which vLLM has no place"),
-        (CONFIG, tensors() | {"input_norm.weight": zeros(3 * HIDDEN)}, "input_norm.weight, for which vLLM has no place"),
+        (CONFIG, tensors() | {"norm.bias": ones(HIDDEN)}, "norm.bias, for which vLLM has no place"),
+        (CONFIG, tensors() | {"fc.bias": ones(HIDDEN)}, "fc.bias, for which vLLM has no place"),
+        (CONFIG, tensors() | {"lm_head.bias": ones(ROWS)}, "lm_head.bias, for which vLLM has no place"),
+        (CONFIG, tensors() | {"fc.weight_scale": ones(HIDDEN)}, "fc.weight_scale, for which vLLM has no place"),
+        (CONFIG, tensors() | {"input_norm.weight": ones(3 * HIDDEN)}, "input_norm.weight, for which vLLM has no place"),
         (QWEN3 | {"mlp_bias": True, "attention_bias": True}, QWEN3_TENSORS | biases(), "o_proj.bias, for which vLLM has no place"),
-        (CONFIG | LATENT | {"attention_bias": True}, tensors(LATENT_ATTENTION) | {"midlayer.self_attn.o_proj.bias": zeros(HIDDEN)}, "o_proj.bias, for which vLLM has no place"),
+        (CONFIG | LATENT | {"attention_bias": True}, tensors(LATENT_ATTENTION) | {"midlayer.self_attn.o_proj.bias": ones(HIDDEN)}, "o_proj.bias, for which vLLM has no place"),
     ],
 )
 def test_other_tensors_than_the_config_says_are_refused(tmp_path: Path, target, config, made, words):
@@ -127,7 +125,7 @@ def test_other_tensors_than_the_config_says_are_refused(tmp_path: Path, target, 
         ({"d2t": np.full(ROWS, -1)}, "do not ascend"),
         ({"t2d": np.arange(VOCAB) < ROWS}, "t2d marks other tokens"),
         ({"t2d": np.zeros(VOCAB, bool)}, "t2d marks other tokens"),
-        ({"d2t": zeros(ROWS)}, "d2t is of F32, not of whole numbers"),
+        ({"d2t": ones(ROWS)}, "d2t is of F32, not of whole numbers"),
     ],
     ids=["absolute ids that leave the vocabulary", "absolute ids that t2d tells", "descending", "beyond the vocabulary", "negative", "another t2d", "an empty t2d", "fractions"],
 )
@@ -176,6 +174,25 @@ def test_numbers_that_are_none_are_refused(tmp_path: Path, target, dtype: str, n
         check_draft_fit(write(tmp_path / "draft", CONFIG, made), target)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize("name", ["fc", "lm_head", "norm", "midlayer.hidden_norm", "midlayer.input_layernorm", "midlayer.post_attention_layernorm", "embed_tokens", "fc_norm.1"])
+def test_a_tensor_of_zeros_through_which_every_proposal_passes_is_refused(tmp_path: Path, target, dtype: str, name: str):
+    made = tensors() | {"embed_tokens.weight": ones(VOCAB, HIDDEN)} | {f"fc_norm.{index}.weight": ones(HIDDEN) for index in range(3)}
+    made = cast(made, dtype, *(each for each in made if each.endswith(".weight")))
+    made[f"{name}.weight"][:] = -0.0
+    with pytest.raises(ExperimentError, match=f"{name.replace('midlayer', 'layers.0')} holds nothing but zeros"):
+        check_draft_fit(write(tmp_path / "draft", CONFIG | {"fc_norm": True}, made), target)
+    made[f"{name}.weight"].view(-1)[-1] = 1e-4
+    check_draft_fit(write(tmp_path / "draft", CONFIG | {"fc_norm": True}, made), target)
+
+
+def test_zeros_are_allowed_where_a_draft_proposes_without(tmp_path: Path, target):
+    made = tensors() | biases()
+    for name in ("midlayer.self_attn.o_proj.weight", "midlayer.self_attn.k_proj.bias"):
+        made[name][:] = 0
+    check_draft_fit(write(tmp_path / "draft", CONFIG | {"attention_bias": True}, made), target)
+
+
 def test_a_large_tensor_is_looked_at_to_its_end(tmp_path: Path, target, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("raysd.checks.draft_files.PART", 100)
     made = tensors()
@@ -197,7 +214,7 @@ def test_a_damaged_or_incomplete_file_is_refused(tmp_path: Path, target):
 
 def test_files_that_the_index_leaves_out_are_no_part_of_it(tmp_path: Path, target):
     draft = write(tmp_path / "draft", CONFIG)
-    save_file({"fc.weight": zeros(1, 1)}, draft / "consolidated.safetensors")
+    save_file({"fc.weight": ones(1, 1)}, draft / "consolidated.safetensors")
     with pytest.raises(ExperimentError, match="vLLM would load those alone that are called consolidated"):
         check_draft_fit(draft, target)
     (draft / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(tensors(), "model.safetensors")}))

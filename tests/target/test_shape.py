@@ -125,7 +125,13 @@ def test_a_rotation_may_leave_out_or_switch_off_what_it_does_not_need(shape_of):
 
 
 def test_logits_that_a_head_does_not_give_are_refused_in_the_text_part_too(tmp_path):
-    for config, refused in ((LLAMA, False), (LLAMA | {"logits_scaling": 1.0}, False), (LLAMA | {"logits_scaling": 8.0}, True), ({"text_config": LLAMA | {"final_logit_softcapping": 30.0}}, True)):
+    for config, refused in ((LLAMA, False), (LLAMA | {"logits_scaling": 1.0}, False), (LLAMA | {"logits_scaling": 8.0}, True), ({"text_config": LLAMA | {"final_logit_softcapping": 30.0}}, True),
+                            (LLAMA | {"output_multiplier": 0.5}, True), (LLAMA | {"output_multiplier": 1}, False), (LLAMA | {"output_multiplier_scale": 0.577}, True),
+                            (LLAMA | {"dim_model_base": 32}, True), (LLAMA | {"dim_model_base": 64}, False), (LLAMA | {"dim_model_base": 1}, True), (LLAMA | {"dim_model_base": None}, False),
+                            ({"text_config": LLAMA | {"dim_model_base": 64}}, False), (LLAMA | {"output_mult": 2.0, "mup_scale_factor": 8.0}, True),
+                            (LLAMA | {"output_mult": 8.0, "mup_scale_factor": 8.0}, False), (LLAMA | {"model_type": "cohere2"}, True),
+                            (LLAMA | {"model_type": "cohere2", "logit_scale": 1.0}, False), (LLAMA | {"model_type": "minicpm"}, True),
+                            (LLAMA | {"model_type": "gemma2", "final_logit_softcapping": None}, False)):
         (tmp_path / "config.json").write_text(json.dumps(config))
         if refused:
             with pytest.raises(ExperimentError, match="changes the logits"):
