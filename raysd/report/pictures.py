@@ -57,12 +57,12 @@ def draw_speedup(speedups: Sequence[Speedup], baseline_tok_s: Mapping[int, float
         axes.axhline(1, color=INK, lw=1, zorder=1)
         axes.annotate(
             "slower than no draft",
-            (0, 1),
-            xycoords=axes.get_yaxis_transform(),
-            xytext=(5, -5),
+            (1, 0),
+            xycoords="axes fraction",
+            xytext=(-5, 5),
             textcoords="offset points",
-            va="top",
-            ha="left",
+            va="bottom",
+            ha="right",
             fontsize=8.5,
             color="#a2501c",
         )
@@ -274,7 +274,9 @@ def _shift(index: int, series: int) -> float:
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]], size: float = 10) -> None:
-    """Names of series beside their last points, moved apart where they would overlap. ends: (y, x, name, colour)."""
+    """Names of series beside their last points, moved apart where they would overlap, and readable across a line. ends: (y, x, name, colour)."""
+    from matplotlib.patheffects import withStroke
+
     axes.figure.canvas.draw()  # fixes the scales, so that data can be turned into pixels
     line_px = size * 1.35 * axes.figure.dpi / 72
     above = -math.inf
@@ -292,6 +294,7 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]], size:
             fontweight="bold",
             color=colour,
             annotation_clip=False,
+            path_effects=[withStroke(linewidth=3, foreground="white")],
         )
 
 
