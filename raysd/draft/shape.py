@@ -102,8 +102,8 @@ def check_special_tokens(shape: DraftShape, token_ids: Collection[int]) -> None:
 def check_trainable(section: DraftSection, folder: Path) -> None:
     """Whether a draft can be trained beside the target in a folder, from its files alone: asked before anything is captured. Imports no torch.
 
-    Raises ExperimentError as `draft_shape` does, and for a vocabulary without room for the special tokens; TargetError for weights of the target
-    that are damaged, or that a draft cannot share.
+    Raises ExperimentError as `draft_shape` does, for a vocabulary without room for the special tokens, and for weights of the target that a draft cannot share;
+    TargetError for weights that are damaged.
     """
     target = read_shape(folder)
     shape = draft_shape(section, target)

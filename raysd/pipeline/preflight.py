@@ -76,8 +76,8 @@ def _in_place(experiment: Experiment) -> dict[str, Any]:
 
 def check_experiment(experiment: Experiment) -> None:
     """Raises ExperimentError for prompts and lengths that are too few or too long, for hardware that is not known or asks too much of a node, and, if the target is
-    on this machine already, for a draft that does not fit it, finished or yet to be trained, or that cannot start from its weights. TargetError for weights of
-    the target that are damaged, or that a draft cannot share.
+    on this machine already, for one whose weights a draft cannot share, and for a draft that does not fit it, finished or yet to be trained, or that vLLM would
+    not serve beside it. TargetError for weights of the target that are damaged.
 
     Imports no torch: `raysd plan` is to answer at once.
     """
