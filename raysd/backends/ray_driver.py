@@ -13,7 +13,8 @@ from raysd.errors import TryAgainError
 
 @contextlib.contextmanager
 def connected(doing: str, where: str) -> Iterator[None]:
-    """A connection to the cluster that this job runs in; outside of a job, a Ray of its own. On exit all that it started in Ray has been ended.
+    """A connection to the cluster that this job runs in; outside of a job, a Ray of its own. On exit all that it started in Ray has been ended, unless it is
+    within another, which then does that.
 
     doing: what needs Ray, such as `the training`; where: the field that asks for it, for errors. Raises TryAgainError if Ray is not there, or fails within.
     """
@@ -24,18 +25,21 @@ def connected(doing: str, where: str) -> Iterator[None]:
     if "RAY_ADDRESS" not in os.environ:
         options |= {"address": "local", "include_dashboard": False, "_node_ip_address": LOOPBACK,
                     "_system_config": {"automatic_object_spilling_enabled": False}}  # as in local_ray.py
-    try:
-        ray.init(**options)
-    except (ConnectionError, RuntimeError, TimeoutError, OSError) as err:
-        raise TryAgainError(what=f"{doing} did not reach Ray: {err}", where=where, fix="check that the cluster is up, and run again") from err
-    signal.signal(signal.SIGTERM, handler)  # Ray puts one of its own in its place
+    within = ray.is_initialized()
+    if not within:
+        try:
+            ray.init(**options)
+        except (ConnectionError, RuntimeError, TimeoutError, OSError) as err:
+            raise TryAgainError(what=f"{doing} did not reach Ray: {err}", where=where, fix="check that the cluster is up, and run again") from err
+        signal.signal(signal.SIGTERM, handler)  # Ray puts one of its own in its place
     try:
         yield
     except ray.exceptions.RayError as err:
         raise TryAgainError(what=f"Ray failed during {doing}: {last_line(err)}", where=where,
                             fix="run again: the training goes on from its last checkpoint") from err
     finally:
-        ray.shutdown()
+        if not within:
+            ray.shutdown()
 
 
 def last_line(said: BaseException | str | None) -> str:

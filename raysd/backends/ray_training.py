@@ -5,6 +5,10 @@ stage's node, the post, which also runs Ray Train's trainer: they send what they
 nobody needs room for one in Ray's object store. When workers start, at first or after a failure, the first of them opens a new group at the post, and
 from then on no word of an earlier group counts; they go on from the newest checkpoint that the stage has kept.
 
+On a stream the stage's process also deals: it has a thread that cuts the stream into steps and lays out the workers' shares at the post, words and
+references to states, one step at a time; the next one when all workers have fetched the states of the last. As many workers as were asked for take part, and
+none is started again, since what has been fetched from a stream does not come again: the next attempt of the stage goes on from the last checkpoint.
+
 What the stage's process owns in Ray ends with it, however it ends.
 """
 
@@ -12,12 +16,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import os
 import platform
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,14 +36,16 @@ from raysd.backends.devices import TRAIN_WORKER_ENVIRONMENT
 from raysd.backends.ray_driver import connected, last_line
 from raysd.backends.stores import open_store
 from raysd.draft.learn import learn, new_learner
-from raysd.draft.source import CapturedSource
+from raysd.draft.source import CapturedSource, ReadAhead
+from raysd.draft.streaming import Streamed
+from raysd.draft.train import Deals
 from raysd.draft.unfinished import Desk, Training, save
 from raysd.draft.workers import Sharing, Together
 from raysd.errors import ExperimentError, RaysdError, StageError, TryAgainError
 from raysd.experiment import Experiment
 from raysd.experiment.hardware import StageResources
 from raysd.experiment.train import TrainSection
-from raysd.hidden_states.shards import Captured
+from raysd.hidden_states.shards import Captured, Conversation
 from raysd.target import resolve_target
 
 CHUNK_BYTES = 16 * 2**20
@@ -63,20 +71,21 @@ class Order:
     """What the workers are asked to do."""
 
     experiment: Experiment
-    capture: Path | Stored
-    """The captured states: a folder that all machines share, or where each opens its own."""
+    learn_from: Path | Stored | int
+    """The captured states: a folder that all machines share, or where each opens its own. On a stream the number of conversations of the choose split, which
+    are dealt first."""
     vocabulary: torch.Tensor
     """int64, ascending: the target tokens that the draft can propose."""
     post: Any
     """The handle of the Post."""
 
 
-def learn_on_workers(run: StageRun, target: Path, vocabulary: torch.Tensor, desk: Desk) -> Training:
-    """Trains on `train.workers` workers and returns what came of it. To be called in the main thread.
+def learn_on_workers(run: StageRun, target: Path, vocabulary: torch.Tensor, desk: Desk, deals: Deals | None) -> Training:
+    """Trains on `train.workers` workers and returns what came of it. To be called in the main thread. deals: of a stream; None: they learn from what is captured.
 
     Interrupted, the training goes on from its last checkpoint, which is at most `train.checkpoint_every_s` old: no worker is asked for another.
-    Raises what a worker raised, if it is a RaysdError, and what the desk raises. Raises TryAgainError if workers died more often than `train.max_failures`, or
-    Ray itself failed, StageError if a worker failed otherwise.
+    Raises what a worker raised, if it is a RaysdError, and what the desk or the stream raises. Raises TryAgainError if workers died more often than
+    `train.max_failures`, on a stream if one died, or if Ray itself failed; StageError if a worker failed otherwise.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -93,16 +102,18 @@ def learn_on_workers(run: StageRun, target: Path, vocabulary: torch.Tensor, desk
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         # By the address Ray Train's own actors find this cluster, whatever else of Ray there is on the machine.
         environment = {"env_vars": {START_TIMEOUT: os.environ.get(START_TIMEOUT, str(START_TIMEOUT_S)), "RAY_ADDRESS": ray.get_runtime_context().gcs_address}}
-        # A node's worker reads from the post while others do and one waits for it.
-        post = ray.remote(Post).options(num_cpus=0, max_concurrency=32, scheduling_strategy=here, runtime_env=environment).remote(folder)
-        order = Order(run.experiment, run.elsewhere.get("capture", run.inputs["capture"]), vocabulary, post)
+        # A node's worker reads from the post while others do and one waits for it, and on a stream each waits for its share.
+        post = ray.remote(Post).options(num_cpus=0, max_concurrency=32 + section.workers, scheduling_strategy=here, runtime_env=environment).remote(folder)
+        learn_from = deals.choose if deals is not None else run.elsewhere.get("capture") or run.inputs["capture"]
+        order = Order(run.experiment, learn_from, vocabulary, post)
         desk.progress(f"waiting for {section.workers} workers")
-        try:
-            _attend(post, post.fit.remote(order, run.work / "ray"), desk, folder, partial(desk.progress, f"waiting for {section.workers} workers"))
-        except BaseException:
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.get(post.let_go.remote(), timeout=LET_GO_S)
-            raise
+        with _dealing(post, deals) as dealing:
+            try:
+                _attend(post, post.fit.remote(order, run.work / "ray"), desk, folder, partial(desk.progress, f"waiting for {section.workers} workers"), dealing)
+            except BaseException:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    ray.get(post.let_go.remote(), timeout=LET_GO_S)
+                raise
     return Training(**desk.newest()["training"])
 
 
@@ -112,14 +123,43 @@ def worker_resources(resources: StageResources) -> dict[str, float]:
     return {name: amount for name, amount in asked.items() if amount} or {"CPU": 1}
 
 
-def worker_counts(section: TrainSection) -> int | tuple[int, int]:
+def worker_counts(section: TrainSection, streams: bool) -> int | tuple[int, int]:
     """How many workers there may be, as Ray Train's `num_workers`. Where each has all of the draft, as many as there is room for, up to `train.workers`: the
-    sum over a step does not depend on it. Workers that share the draft because it is too large for one of them are all needed."""
-    return section.workers if section.parallel == "fsdp" else (1, section.workers)
+    sum over a step does not depend on it. Workers that share the draft because it is too large for one of them are all needed; so are those of a stream, whose
+    shares are dealt beforehand."""
+    return section.workers if section.parallel == "fsdp" or streams else (1, section.workers)
 
 
-def _attend(post: Any, fitting: Any, desk: Desk, folder: Path, last: Callable[[], None]) -> None:
-    """Does what the workers ask of the stage, until the training has ended. Raises RaysdError if it ended badly. last: tells the progress again."""
+@contextlib.contextmanager
+def _dealing(post: Any, deals: Deals | None) -> Iterator[Future[None]]:
+    """A thread that deals meanwhile; its future tells what went wrong with it."""
+    stop, pool = threading.Event(), ThreadPoolExecutor(1)
+    dealing = pool.submit(_deal, post, iter(()) if deals is None else deals.shares, stop)
+    try:
+        yield dealing
+    finally:
+        stop.set()
+        wait([dealing], 2 * POLL_S)  # longer only if it waits for an answer, and the engine's end ends that
+        pool.shutdown(wait=False)
+
+
+def _deal(post: Any, shares: Iterator[list[list[Streamed]]], stop: threading.Event) -> None:
+    import ray
+
+    # No variable holds what the workers have taken while the next is waited for: its place in the stream is free then.
+    for number in itertools.count():
+        deal = next(shares, None)
+        if deal is None or stop.is_set():
+            return
+        ray.get(post.deal.remote(number, deal))
+        while not ray.get(post.all_taken.remote()):
+            if stop.is_set():
+                return
+        del deal
+
+
+def _attend(post: Any, fitting: Any, desk: Desk, folder: Path, last: Callable[[], None], dealing: Future[None]) -> None:
+    """Does what the workers ask of the stage, until the training has ended. Raises RaysdError if it or the dealing ended badly. last: tells the progress again."""
     import ray
 
     told_s, noted, ended = time.monotonic(), 0, False
@@ -138,6 +178,8 @@ def _attend(post: Any, fitting: Any, desk: Desk, folder: Path, last: Callable[[]
                 ray.get(post.kept.remote())
             elif kind == "failed":
                 raise content
+        if dealing.done():
+            dealing.result()
         if time.monotonic() - told_s > QUIET_S:
             told_s = time.monotonic()
             last()
@@ -158,6 +200,8 @@ class Post:
         self._incoming: BinaryIO | None = None
         self._keeping = False
         self._run_id: str | None = None
+        self._dealt, self._shares = -1, {}
+        """The number of the last deal, and the shares of it, by rank, that have not been taken."""
 
     def fit(self, order: Order, storage: Path) -> RaysdError | None:
         """Runs the training; returns why it failed, if it did. storage: a folder for Ray Train's own notes."""
@@ -166,22 +210,24 @@ class Post:
         from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
         from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 
-        section, resources = order.experiment.train, worker_resources(order.experiment.hardware.of_stage("train"))
+        section, resources, streams = order.experiment.train, worker_resources(order.experiment.hardware.of_stage("train")), isinstance(order.learn_from, int)
+        failures = 0 if streams else section.max_failures
         trainer = TorchTrainer(
             _work, train_loop_config={"order": order}, torch_config=TorchConfig(timeout_s=COLLECTIVE_TIMEOUT_S),
-            scaling_config=ScalingConfig(num_workers=worker_counts(section), use_gpu="GPU" in resources, resources_per_worker=resources,
+            scaling_config=ScalingConfig(num_workers=worker_counts(section, streams), use_gpu="GPU" in resources, resources_per_worker=resources,
                                          elastic_resize_monitor_interval_s=RESIZE_S),
             run_config=RunConfig(name="train", storage_path=str(storage), worker_runtime_env={"env_vars": TRAIN_WORKER_ENVIRONMENT},
-                                 failure_config=FailureConfig(max_failures=section.max_failures, controller_failure_limit=section.max_failures)))
+                                 failure_config=FailureConfig(max_failures=failures, controller_failure_limit=failures)))
         self._run_id = trainer.train_run_context.run_id
         try:
             trainer.fit()
         except TrainingFailedError as err:
-            failures = err.worker_failures if isinstance(err, WorkerGroupError) else {}
-            if failures and all(isinstance(failure, UserExceptionWithTraceback) for failure in failures.values()):
-                rank, failure = min(failures.items())
+            failed = err.worker_failures if isinstance(err, WorkerGroupError) else {}
+            if failed and all(isinstance(failure, UserExceptionWithTraceback) for failure in failed.values()):
+                rank, failure = min(failed.items())
                 return StageError(what=f"worker {rank} ended on an unexpected error: {last_line(failure)}", where="train.workers", fix="the log holds the traceback")
-            return TryAgainError(what=f"the workers could not start, or died more often than {section.max_failures} times: {last_line(err)}", where="train.max_failures",
+            often, where = ("one of them died beside a stream", "train.workers") if streams else (f"died more often than {failures} times", "train.max_failures")
+            return TryAgainError(what=f"the workers could not start, or {often}: {last_line(err)}", where=where,
                                  fix="look at the nodes, and run again: the training goes on from its last checkpoint")
         return None
 
@@ -243,6 +289,29 @@ class Post:
             self._keeping = True
             self._send("keep", None)
             self._changed.wait_for(lambda: not self._keeping)
+
+    def deal(self, number: int, shares: list[list[Streamed]]) -> None:
+        """Lays out what each worker, by rank, takes next."""
+        with self._changed:
+            self._dealt, self._shares = number, dict(enumerate(shares))
+            self._changed.notify_all()
+
+    def all_taken(self) -> bool:
+        """Whether all have taken what was laid out last; waits up to POLL_S for it."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._shares, POLL_S)
+
+    def share(self, number: int, rank: int) -> list[Streamed]:
+        """A worker's share of a deal; waits until it is laid out."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._dealt == number)
+            return self._shares[rank]
+
+    def took(self, rank: int) -> None:
+        """Says that a worker has fetched what lay out for it."""
+        with self._changed:
+            del self._shares[rank]
+            self._changed.notify_all()
 
     def _send(self, kind: str, content: Any) -> None:
         self._messages.append((kind, content))
@@ -345,14 +414,42 @@ def _learn(order: Order, group: int, newest_bytes: int) -> None:
     kind = Sharing if section.parallel == "fsdp" else Together
     workers = kind(train.torch.get_device(), context.get_local_world_size())
     target = _once_a_node(lambda: resolve_target(experiment.target, no_progress))
-    folder = _once_a_node(lambda: captured_folder(order.capture))
     with tempfile.TemporaryDirectory(prefix="raysd-checkpoint-") as scratch:
         newest = _once_a_node(lambda: _fetch_newest(order.post, newest_bytes, Path(scratch) / NEWEST)) if newest_bytes else None
         desk = FarDesk(order.post, group, workers.rank, newest)
-        captured, choose = Captured(folder, "train", truncated=section.truncated == "keep"), Captured(folder, "choose")
+        source: ReadAhead
+        if isinstance(order.learn_from, int):
+            source = DealtSource(order.post, workers.rank, section.steps)
+            choose = [conversation for _ in range(order.learn_from) for conversation in source.take()]
+        else:
+            folder = _once_a_node(lambda: captured_folder(order.learn_from))
+            choose = Captured(folder, "choose")
+            source = CapturedSource(Captured(folder, "train", truncated=section.truncated == "keep"), section, workers.rank, workers.count)
         learner = new_learner(experiment, target, order.vocabulary, workers)
-        with CapturedSource(captured, section, workers.rank, workers.count) as source:
+        with source:
             learn(section, learner, source, choose, workers, desk)
+
+
+class DealtSource(ReadAhead):
+    """Takes what the stage deals (a Source)."""
+
+    def __init__(self, post: Any, rank: int, steps: int) -> None:
+        super().__init__(steps)
+        self._post, self._rank = post, rank
+        self._deals = itertools.count()
+
+    def take(self) -> list[Conversation]:
+        """This worker's share of the next deal. Raises StageError for states that cannot be right."""
+        import ray
+
+        share = ray.get(self._post.share.remote(next(self._deals), self._rank))
+        found = [each.whole() for each in share]
+        del share  # it refers to the states' place in the stream
+        ray.get(self._post.took.remote(self._rank))
+        return found
+
+    def _read(self, number: int) -> list[Conversation]:
+        return self.take()
 
 
 def captured_folder(capture: Path | Stored) -> Path:

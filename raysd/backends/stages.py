@@ -31,12 +31,13 @@ def _capture(run: StageRun) -> dict[str, Any]:
 
 def _train(run: StageRun) -> dict[str, Any]:
     _check(run)
+    from raysd.backends.ray_training import learn_on_workers
+
     if run.experiment.capture.mode == "stream":
         from raysd.backends.stream_capture import stream_engine
         from raysd.draft.streaming import train_on_stream
 
-        return train_on_stream(run, _served_acceptance(run, run.experiment.train.served_tokens), stream_engine)
-    from raysd.backends.ray_training import learn_on_workers
+        return train_on_stream(run, _served_acceptance(run, run.experiment.train.served_tokens), stream_engine, learn_on_workers)
     from raysd.draft.train import train
 
     return train(run, _served_acceptance(run, run.experiment.train.served_tokens), learn_on_workers)

@@ -1,17 +1,22 @@
 """The engines of a stream: a Ray actor that owns them, and a queue in Ray's object store between it and the training.
 
-The queue is bounded by what is asked for: every answer that is asked for, and has not been taken yet, may lie in the object store, and there are never
-more of them than fit into `capture.queue_bytes` at their largest. The actor reads an engine's states from memory only for an answer that was asked for,
-and asks the engines for the next group only when it has read all of the last one. So an engine waits when training does not follow, and what waits for
+The queue is bounded by what is asked for: every answer that is asked for, and whose states have not been taken yet, may lie in the object store, and there
+are never more of them than fit into `capture.queue_bytes` at their largest. The actor reads an engine's states from memory only for an answer that was asked
+for, and asks the engines for the next group only when it has read all of the last one. So an engine waits when training does not follow, and what waits for
 training is at most the queue and a group.
+
+An answer comes in two objects, its words and its states. The stage's process, which asks for them, owns both. One worker is that process; of several each
+fetches the states of its share from the node of the actor, and their place is free when the stage's process has been told, and lets go of them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,14 +26,14 @@ from raysd.artifacts.stage import no_progress
 from raysd.backends.memory_folder import MEMORY, memory_folder
 from raysd.backends.ray_driver import connected, last_line
 from raysd.backends.vllm_capture import capture_engine
-from raysd.draft.streaming import MostBytes
+from raysd.draft.streaming import Arrival, MostBytes
 from raysd.errors import ExperimentError, RaysdError, StageError, TryAgainError
 from raysd.experiment import Experiment
 from raysd.experiment.hardware import StageResources
-from raysd.hidden_states.capture import Answer, Request
+from raysd.hidden_states.capture import Answer, EngineFactory, Request
 
-Taken = tuple[int, list[int], str, np.ndarray]
-"""An answer's index in its group, tokens, finish reason and states, as bytes [T, L, H * bytes of an element]: Ray hands arrays over without packing them."""
+Words = tuple[int, list[int], str]
+"""An answer's index in its group, tokens and finish reason."""
 
 LARGEST_STORE_FRAC = 0.8
 """Of the object store, for the queue: what does not fit beside what else there is, Ray puts on a disk, whether or not spilling is off."""
@@ -37,29 +42,38 @@ STOP_S = 60
 
 
 @contextlib.contextmanager
-def stream_engine(experiment: Experiment, layer_ids: list[int], most_bytes: MostBytes) -> Iterator[RayStream]:
+def stream_engine(experiment: Experiment, layer_ids: list[int], most_bytes: MostBytes, engine_factory: EngineFactory = capture_engine) -> Iterator[RayStream]:
     """The running engines of a stream (a StreamFactory); every process of them has ended on exit.
 
     The actor reserves what `hardware.resources.capture` says; without, it is on this process's node. Raises ExperimentError for a queue that is too small
-    for one conversation, or too large for the object store; StageError for too little memory; EngineError if an engine does not start; TryAgainError if Ray
-    fails.
+    for one conversation, or for what several workers leave in it (`least_slots`), or too large for the object store; StageError for too little memory;
+    EngineError if an engine does not start; TryAgainError if Ray fails.
     """
     import ray
 
-    queue_bytes = experiment.capture.queue_bytes
-    if most_bytes.conversation > queue_bytes:
-        raise ExperimentError(what=f"the hidden states of one conversation take up to {most_bytes.conversation} bytes, the queue has {queue_bytes}",
-                              where="capture.queue_bytes", fix=f"raise it to at least {most_bytes.conversation}, with an object store of more (ray start "
-                              "--object-store-memory), or lower capture.max_tokens")
+    queue_bytes, slots = experiment.capture.queue_bytes, least_slots(experiment)
+    if most_bytes.conversation * slots > queue_bytes:
+        raise ExperimentError(what=f"the hidden states of {'one conversation' if slots == 1 else f'{slots} conversations'} take up to "
+                              f"{most_bytes.conversation * slots} bytes, the queue has {queue_bytes}", where="capture.queue_bytes",
+                              fix=f"raise it to at least {most_bytes.conversation * slots}, with an object store of more (ray start --object-store-memory), or lower "
+                              + ("capture.max_tokens" if slots == 1 else "capture.max_tokens or capture.shard_conversations: where several workers take the states, a group "
+                                 "and two steps of them wait in the queue"))
     with connected("the stream", "capture.mode: stream"):
         options = actor_options(experiment.hardware.of_stage("capture"), ray.get_runtime_context().get_node_id())
-        actor = ray.remote(concurrency_groups={"control": 1})(CaptureActor).options(**options).remote()
+        actor = ray.remote(concurrency_groups={"control": 1})(CaptureActor).options(**options).remote(engine_factory)
         try:
             _received(actor.start.remote(experiment, layer_ids, most_bytes.group))
             yield RayStream(actor, experiment, queue_bytes // most_bytes.conversation)
         finally:
             with contextlib.suppress(RaysdError):  # it has ended already, or ends with the connection
                 _received(actor.stop.options(concurrency_group="control").remote(), STOP_S)
+
+
+def least_slots(experiment: Experiment) -> int:
+    """How many conversations the queue must hold. Several workers leave states in it until they take them, so those of a group whose first answer comes last,
+    of the step that they have been dealt, and of the one that is being put together."""
+    section = experiment.train
+    return 1 if section.workers == 1 else experiment.capture.shard_conversations + 2 * section.conversations_per_step
 
 
 def actor_options(resources: StageResources, here: str) -> dict[str, Any]:
@@ -76,8 +90,8 @@ def actor_options(resources: StageResources, here: str) -> dict[str, Any]:
 class CaptureActor:
     """Owns the engines, in a process of its own on the node where they run. Its calls come one after the other, but for `stop`."""
 
-    def __init__(self) -> None:
-        self._held = contextlib.ExitStack()
+    def __init__(self, engine_factory: EngineFactory) -> None:
+        self._engine_factory, self._held = engine_factory, contextlib.ExitStack()
         self._groups: deque[list[Request]] = deque()
         self._answers: Iterator[Answer] = iter(())
 
@@ -88,18 +102,21 @@ class CaptureActor:
         check_object_store(experiment.capture.queue_bytes)
         scratch = self._held.enter_context(memory_folder(group_bytes, "capture.shard_conversations"))
         target = resolve_target(experiment.target, no_progress)
-        self._engine = self._held.enter_context(capture_engine(experiment, target, layer_ids, scratch))
+        self._engine = self._held.enter_context(self._engine_factory(experiment, target, layer_ids, scratch))
 
     def ask(self, group: list[Request]) -> None:
         """Puts a group behind those that have been asked."""
         self._groups.append(group)
 
-    def take(self) -> Taken:
-        """The next answer of the groups that have been asked; waits until it is there. A group is begun when the one before has been taken."""
+    def take(self) -> tuple[Words, np.ndarray]:
+        """The next answer of the groups that have been asked; waits until it is there. A group is begun when the one before has been taken.
+
+        The states are bytes [T, L, H * bytes of an element]: Ray hands arrays over without packing them.
+        """
         while True:
             answer = next(self._answers, None)
             if answer is not None:
-                return answer.index, answer.token_ids, answer.finish_reason, answer.states_TLH.contiguous().view(torch.uint8).numpy()
+                return (answer.index, answer.token_ids, answer.finish_reason), answer.states_TLH.contiguous().view(torch.uint8).numpy()
             self._answers = self._engine.answers([self._groups.popleft()])
 
     def stop(self) -> None:
@@ -113,24 +130,47 @@ class RayStream:
     def __init__(self, actor: Any, experiment: Experiment, slots: int) -> None:
         """slots: how many answers may be in the object store."""
         self._actor, self._dtype, self._slots = actor, getattr(torch, experiment.target.dtype), slots
+        self._arrived: weakref.WeakSet[StatesInStore] = weakref.WeakSet()
+        """Of what was handed over or put, what this process still holds."""
 
-    def answers(self, groups: Iterable[Sequence[Request]]) -> Iterator[Answer]:
-        asked: deque[tuple[int, Any]] = deque()  # how many requests there were before the answer's group, and the answer
+    def answers(self, groups: Iterable[Sequence[Request]]) -> Iterator[Arrival]:
+        asked: deque[tuple[int, Any, Any]] = deque()  # how many requests there were before the answer's group, and the answer
         before = 0
         for group in groups:
             self._actor.ask.remote(list(group))
             for _ in group:
-                asked.append((before, self._actor.take.remote()))
-                if len(asked) == self._slots:
-                    yield self._taken(*asked.popleft())
+                asked.append((before, *self._actor.take.options(num_returns=2).remote()))
+                while asked and len(asked) + len(self._arrived) >= self._slots:
+                    yield self._arrival(*asked.popleft())
             before += len(group)
         while asked:
-            yield self._taken(*asked.popleft())
+            yield self._arrival(*asked.popleft())
 
-    def _taken(self, before: int, reference: Any) -> Answer:
-        index, token_ids, finish_reason, states = _received(reference)
+    def put(self, states_TLH: torch.Tensor) -> StatesInStore:
+        import ray
+
+        return self._states(ray.put(states_TLH.contiguous().view(torch.uint8).numpy()))
+
+    def _arrival(self, before: int, words: Any, reference: Any) -> Arrival:
+        index, token_ids, finish_reason = _received(words)
+        return Arrival(before + index, token_ids, finish_reason, self._states(reference))
+
+    def _states(self, reference: Any) -> StatesInStore:
+        states = StatesInStore(reference, self._dtype)
+        self._arrived.add(states)
+        return states
+
+
+@dataclass(eq=False)
+class StatesInStore:
+    """An answer's states in Ray's object store (States): any process of the job may be given them."""
+
+    reference: Any
+    dtype: torch.dtype
+
+    def __call__(self) -> torch.Tensor:
         # A copy: while the array lives, so does its place in the object store.
-        return Answer(before + index, token_ids, finish_reason, torch.from_numpy(states.copy()).view(self._dtype))
+        return torch.from_numpy(_received(self.reference).copy()).view(self.dtype)
 
 
 def check_object_store(queue_bytes: int) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,7 +17,7 @@ from raysd.draft.learn import Learner, learn, new_learner
 from raysd.draft.model import Eagle3Draft
 from raysd.draft.shape import check_special_tokens, check_trainable, draft_shape
 from raysd.draft.source import CapturedSource
-from raysd.draft.unfinished import StageDesk, Training
+from raysd.draft.unfinished import Desk, StageDesk, Training
 from raysd.draft.vocabulary import choose_vocabulary, coverage
 from raysd.draft.workers import Alone
 from raysd.errors import ExperimentError, StageError
@@ -27,9 +27,21 @@ from raysd.target import load_tokenizer, read_shape, resolve_target, special_tok
 
 POOR_COVERAGE_FRAC = 0.9
 """Of the choose split's answers: below it, every tenth token ends a verify step whatever the draft learns."""
-LearnOnWorkers = Callable[[StageRun, Path, torch.Tensor, StageDesk], Training]
-"""`learn_on_workers(run, target, vocabulary, desk)`: `learn` on `train.workers` processes, wherever they are, for the desk of the stage's own. To be called
-in the main thread."""
+
+
+class Deals(NamedTuple):
+    """What several workers learn from, if it is a stream."""
+
+    choose: int
+    """How many of the deals are one conversation of the choose split, which all of them get."""
+    shares: Iterator[list[list[Any]]]
+    """Deals: of each a share for every worker, by rank, of `Streamed` conversations. After the choose split's come those of the steps that are left. A deal is
+    to be asked for when the workers have taken all of the one before, and nobody holds that any more: its states' place in the stream is then free."""
+
+
+LearnOnWorkers = Callable[[StageRun, Path, torch.Tensor, Desk, Deals | None], Training]
+"""`learn_on_workers(run, target, vocabulary, desk, deals)`: `learn` on `train.workers` processes, wherever they are, for the desk of the stage's own, from the
+captured states, or from a stream. To be called in the main thread."""
 
 
 def train(run: StageRun, served_acceptance: ServedAcceptance, learn_on_workers: LearnOnWorkers, clock: Callable[[], float] = time.monotonic) -> dict[str, Any]:
@@ -60,7 +72,7 @@ def train(run: StageRun, served_acceptance: ServedAcceptance, learn_on_workers: 
         with CapturedSource(captured, section, workers.rank, workers.count) as source:
             training = learn(section, learner, source, choose, workers, StageDesk(run), run.whole, clock)
     else:
-        training = learn_on_workers(run, target, vocabulary, StageDesk(run))
+        training = learn_on_workers(run, target, vocabulary, StageDesk(run), None)
     return finish(run, learner, training, answers, served_acceptance) | {"conversations": len(captured), "dropped": dropped}
 
 

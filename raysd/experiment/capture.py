@@ -34,8 +34,9 @@ class CaptureSection(Section):
     kv_cache_bytes: int = Field(4 * 2**30, ge=2**26)
     """Memory of the KV caches on CPU, hidden states included; what does not fit at once waits."""
     queue_bytes: Placement[int] = Field(100 * 2**20, ge=2**20)
-    """In a stream: the most that states which wait for training take of Ray's object store; the engines wait when it is reached. The local Ray's store has
-    150 MiB, a cluster's by default a third of each node's memory."""
+    """In a stream: the most that states which wait for training take of Ray's object store; the engines wait when it is reached. With several `train.workers`
+    it must hold `shard_conversations` and two steps of conversations at their longest. The local Ray's store has 150 MiB, a cluster's by default a third of each
+    node's memory."""
 
     @model_validator(mode="after")
     def _fields_with_an_effect(self) -> CaptureSection:

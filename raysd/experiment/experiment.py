@@ -53,8 +53,8 @@ class Experiment(Section):
         if self.capture is not None and self.capture.mode == "stream":
             if self.train is None:
                 raise ValueError("capture.mode: a stream needs a training that takes it; add `train: {}`, or use mode: disk")
-            if self.train.workers > 1:
-                raise ValueError(f"capture.mode: a stream feeds one worker, train.workers is {self.train.workers}; use mode: disk, or one worker")
+            if self.train.max_failures != type(self.train).model_fields["max_failures"].default:
+                raise ValueError("train.max_failures: has no effect beside capture.mode: stream, whose workers are not started again; remove it, or use mode: disk")
         if self.capture is not None and self.capture.engines > 1 and self.hardware.name != "cpu":
             raise ValueError("capture.engines: several engines are for hardware.name: cpu, where they share the cores; use 1")
         cpu, engine = self.hardware.name == "cpu", self.sweep.engine

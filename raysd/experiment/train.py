@@ -62,11 +62,12 @@ class TrainSection(Section):
     workers: int = Field(1, ge=1)
     """Processes that share every step. One is the stage's own process; more are Ray Train workers, each of which reserves what `hardware.resources.train`
     says, at least a GPU where `hardware.name` has GPUs, or a core. With `parallel: ddp` they are as many as there is room for, up to this number: a step is
-    the same for any."""
+    the same for any. On a stream (`capture.mode`) they are exactly as many."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """How workers share the training: `ddp` gives each all of the draft, `fsdp` a share of its weights and moments (FSDP2)."""
     max_failures: Placement[int] = Field(3, ge=0)
-    """How often the workers are started again from the last checkpoint when one of them or its node dies."""
+    """How often the workers are started again from the last checkpoint when one of them or its node dies. Not on a stream, which does not come again: there
+    the attempt ends, and the next one goes on from the last checkpoint."""
     checkpoint_every_s: Placement[float] = Field(60.0, gt=0)
     """Time between two checkpoints, in seconds: about the most that a killed training repeats."""
 

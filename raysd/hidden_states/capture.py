@@ -86,18 +86,26 @@ class Questions:
 
     def conversation(self, index: int, answer: Answer) -> Conversation:
         """The answer to a prompt, checked. Raises StageError for states that cannot be right, and for the tokens of another prompt."""
+        conversation = self.said(index, answer.token_ids, answer.finish_reason, answer.states_TLH)
+        check_conversation(conversation, len(self.layer_ids), self.shape.hidden_size)
+        self.check_first(conversation)
+        return conversation
+
+    def said(self, index: int, token_ids: list[int], finish_reason: str, states_TLH: torch.Tensor) -> Conversation:
+        """The answer to a prompt, its states not checked. Raises StageError for the tokens of another prompt."""
         prompt, rendered = self.prompts[index], self.rendered[index]
-        if answer.token_ids[:len(rendered)] != rendered:
+        if token_ids[:len(rendered)] != rendered:
             raise StageError(what="the engine's tokens do not start with the prompt's", where=f"capture: prompt {prompt.id}",
                              fix="the target's tokenizer and the engine's differ; check target.model")
-        conversation = Conversation(prompt.id, prompt.topic, prompt.split, torch.tensor(answer.token_ids), len(rendered), answer.finish_reason, answer.states_TLH)
-        check_conversation(conversation, len(self.layer_ids), self.shape.hidden_size)
+        return Conversation(prompt.id, prompt.topic, prompt.split, torch.tensor(token_ids), len(rendered), finish_reason, states_TLH)
+
+    def check_first(self, conversation: Conversation) -> None:
+        """Does, with the first conversation of all, what is done with one alone."""
         if self.checks is None:
             run = self._run
             self.checks = _check_first(run, self.target, self.shape, conversation, self.layer_ids)
             (run.work / COMPARISON).write_text(json.dumps(self.checks), encoding="utf-8")
             run.pieces.keep(COMPARISON, run.work / COMPARISON)
-        return conversation
 
 
 def capture(run: StageRun, engine_factory: EngineFactory) -> dict[str, Any]:

@@ -166,9 +166,9 @@ def check_local_resources(experiment: Experiment, planned: Sequence[PlannedStage
     """Raises ExperimentError if a stage to run asks for what a Ray on this machine alone does not have: its job would wait for ever."""
     cores, train = len(os.sched_getaffinity(0)), experiment.train
     if train is not None and train.workers > 1 and any(entry.stage.name == "train" and entry.state == "run" for entry in planned):
-        each = experiment.hardware.of_stage("train").cpus or 1  # as worker_resources in backends/ray_training.py has it
-        if train.workers * each > cores:
-            raise ExperimentError(what=f"{train.workers} workers ask for {each:g} CPU cores each, this machine has {cores}", where="train.workers",
+        asked_cpus = _cpus(experiment, "train")
+        if asked_cpus > cores:
+            raise ExperimentError(what=f"{train.workers} workers ask for {asked_cpus / train.workers:g} CPU cores each, this machine has {cores}", where="train.workers",
                                   fix="use fewer, or name a cluster that has them with --address")
     for entry in planned:
         if entry.state != "run":
@@ -176,12 +176,18 @@ def check_local_resources(experiment: Experiment, planned: Sequence[PlannedStage
         streams = entry.stage.name == "train" and experiment.capture.mode == "stream"
         names = ["train", "capture"] if streams else [entry.stage.name]  # a stream's job holds both at once
         asked = [experiment.hardware.of_stage(name) for name in names]
-        cpus = sum(each.cpus for each in asked)
+        cpus = sum(_cpus(experiment, name) for name in names)
         lacking = [f"{cpus:g} CPU cores, this machine has {cores}"] if cpus > cores else []
         lacking += [f"the resource {name}, which only a cluster can declare" for each in asked for name, amount in each.custom.items() if amount > 0]
         if lacking:
             raise ExperimentError(what=f"the job of the stage {entry.stage.name} asks for {lacking[0]}",
                                   where=" and ".join(f"hardware.resources.{name}" for name in names), fix="ask for less, or name a cluster that has it with --address")
+
+
+def _cpus(experiment: Experiment, stage: str) -> float:
+    """CPU cores that a stage asks for, with all its workers, as worker_resources in backends/ray_training.py has it."""
+    each, train = experiment.hardware.of_stage(stage).cpus, experiment.train
+    return train.workers * (each or 1) if stage == "train" and train is not None and train.workers > 1 else each
 
 
 def _check_target_fits(section: TargetSection, shape: TargetShape) -> None:

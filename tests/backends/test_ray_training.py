@@ -254,6 +254,60 @@ def test_a_loss_that_is_no_number_is_the_stages_own_error_and_not_tried_again(no
     assert result["kind"] == "StageError" and ("at step" in result["what"] or "weights have become NaN" in result["what"]) and result["where"] == "train.lr", result
 
 
+@pytest.fixture
+def stream_folder(experiment_document: dict[str, Any], tmp_path: Path) -> Callable[..., Path]:
+    """As `folder`, for a training on a stream."""
+    tiny_llama(tmp_path / "tiny", hidden=384)  # wide: states of less than 100 kB would not come to lie in the object store
+    rows = [{"id": f"{split}{i}", "topic": f"{split}{i}", "split": split, "prompt": f"bado {split} {'fa ' * (i % 5)}{i}"}
+            for split, count in (("train", 20), ("choose", 3), ("report", 1)) for i in range(count)]
+    (tmp_path / "stream.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def make(name: str, **changes: Any) -> Path:
+        (tmp_path / name).mkdir()
+        train = {**SETTINGS, "truncated": "drop", **changes}
+        resources = {"train": {"cpus": 1, "custom": {"worker": 1}}} if train.get("workers", 1) > 1 else {}
+        document = experiment_document | {"target": {"model": str(tmp_path / "tiny"), "max_model_len": 128}, "train": train, "hardware": {"resources": resources},
+                                          "draft": {"vocab_size": 64, "aux_layers": [1, 2, 3], "intermediate_size": 128}, "prompts": {"path": str(tmp_path / "stream.jsonl")},
+                                          "capture": {"mode": "stream", "max_tokens": 32, "shard_conversations": 6, "queue_bytes": 2**23}}
+        (tmp_path / name / "train.yaml").write_text(yaml.safe_dump(document))
+        return tmp_path / name
+
+    return make
+
+
+@pytest.mark.slow
+def test_workers_on_two_nodes_learn_from_a_stream_what_one_learns(nodes, stream_folder):
+    with Driver(nodes, stream_folder("two", workers=2)) as driver:
+        two = driver.result()
+    assert two["steps"] == 20 and two["resumed_steps"] == [], two
+    with Driver(nodes, stream_folder("one", gradient_accumulation=2)) as alone:
+        one = alone.result()
+    for name in ("tokens", "best_step", "conversations", "parameters", "dropped", "vocab_coverage_frac"):
+        assert two[name] == one[name], name
+    assert two["dropped"] > 0 and two["capture"]["layer_ids"] == [1, 2, 3, 4]
+    assert_same_training(driver.folder, alone.folder)
+    assert {row["workers"] for row in pq.read_table(driver.folder / "curve.parquet").to_pylist()} == {2}
+
+
+@pytest.mark.slow
+def test_a_worker_on_a_stream_that_is_killed_ends_the_attempt_and_the_next_goes_on(nodes, stream_folder):
+    settings = {"workers": 2, "steps": 100, "evaluations": 1, "checkpoint_every_s": 1.0}
+    with Driver(nodes, stream_folder("killed", **settings)) as driver:
+        driver.wait(driver.keeps)
+        driver.workers()[-1].kill()
+        result = driver.result()
+    assert result["kind"] == "TryAgainError" and result["where"] == "train.workers", result
+    with Driver(nodes, driver.folder) as again:
+        result = again.result()
+    assert result["steps"] == 100 and len(result["resumed_steps"]) == 1 and 0 < result["resumed_steps"][0] < 100, result
+    with Driver(nodes, stream_folder("left", **settings)) as left_alone:
+        whole = left_alone.result()
+    assert "pilled" not in left_alone.log()  # more states went by than the object stores hold
+    assert whole["resumed_steps"] == [] and whole["dropped"] == result["dropped"] and whole["tokens"] == result["tokens"]
+    mine, theirs = (load_file(each.folder / "draft" / "model.safetensors") for each in (driver, left_alone))
+    assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
 @pytest.mark.slow
 def test_a_node_that_is_gone_for_good_leaves_the_training_to_the_others(nodes, folder):
     """The last of this file: the node does not come back."""
@@ -352,7 +406,7 @@ def test_a_training_that_an_attempt_before_has_finished_needs_no_worker(folder):
     place = folder("two", workers=2)
     with attempt(place / "store", load_experiment(place / "train.yaml"), {"capture": place}) as run:
         StageDesk(run).keep({"written": 1, "training": vars(Training(steps=20, evaluations=[{"step": 20}], resumed_steps=[7]))})
-        training = learn_on_workers(run, place, torch.arange(64), StageDesk(run))
+        training = learn_on_workers(run, place, torch.arange(64), StageDesk(run), None)
     assert training.steps == 20 and training.resumed_steps == [7, 20] and not ray.is_initialized()
 
 
@@ -379,5 +433,6 @@ def test_more_workers_than_this_machine_has_cores_are_refused_on_a_local_ray(fol
 
 
 def test_as_many_workers_as_there_is_room_for_unless_they_share_the_draft():
-    assert worker_counts(TrainSection(workers=4)) == (1, 4)
-    assert worker_counts(TrainSection(workers=4, parallel="fsdp")) == 4
+    assert worker_counts(TrainSection(workers=4), streams=False) == (1, 4)
+    assert worker_counts(TrainSection(workers=4, parallel="fsdp"), streams=False) == 4
+    assert worker_counts(TrainSection(workers=4), streams=True) == 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import deque
 from pathlib import Path
 
 import psutil
@@ -15,11 +16,12 @@ import yaml
 from raysd.backends.memory_folder import MEMORY, check_memory, memory_folder
 from raysd.backends.stream_capture import actor_options, stream_engine
 from raysd.backends.vllm_capture import capture_engine
-from raysd.draft.streaming import MostBytes
+from raysd.draft.streaming import Arrival, MostBytes
 from raysd.errors import ExperimentError, StageError, TryAgainError
 from raysd.experiment import Experiment, load_experiment
 from raysd.experiment.hardware import StageResources
 from raysd.hidden_states.capture import Request
+from tests.tiny_engine import tiny_engine
 from tests.tiny_models import tiny_llama
 
 TOKENS, LAYERS, HIDDEN = 64, 4, 512
@@ -62,6 +64,11 @@ def until(true, what: str) -> None:
         time.sleep(0.2)
 
 
+def taken(arrival: Arrival) -> tuple[Arrival, torch.Tensor]:
+    """An answer that holds no place in the queue, and its states."""
+    return arrival._replace(states=None), arrival.states()
+
+
 @pytest.mark.slow
 def test_a_training_that_does_not_take_them_leaves_a_queue_and_a_group_and_answers_are_a_captures(experiment, tmp_path):
     import ray
@@ -71,7 +78,7 @@ def test_a_training_that_does_not_take_them_leaves_a_queue_and_a_group_and_answe
         expected = {answer.index: answer for answer in engine.answers(GROUPS)}
     with stream_engine(experiment, [1, 2, 3, 4], MOST) as stream:
         (folder,) = in_memory().keys() - before.keys()
-        answers = stream.answers(GROUPS)
+        answers = map(taken, stream.answers(GROUPS))
         found = [next(answers)]
         time.sleep(10)  # the engines need less for all the groups
         used_bytes = ray.cluster_resources()["object_store_memory"] - ray.available_resources()["object_store_memory"]
@@ -79,12 +86,32 @@ def test_a_training_that_does_not_take_them_leaves_a_queue_and_a_group_and_answe
         found += answers
         assert in_memory()[folder] == 0
         started = engines()
-    assert [answer.index // 6 for answer in found] == [g for g in range(5) for _ in range(6)] and {answer.index for answer in found} == set(range(30))
-    for answer in found:
+    assert [answer.index // 6 for answer, _ in found] == [g for g in range(5) for _ in range(6)] and {answer.index for answer, _ in found} == set(range(30))
+    for answer, states in found:
         same = expected[answer.index]
-        assert answer.token_ids == same.token_ids and torch.equal(answer.states_TLH, same.states_TLH) and answer.finish_reason == same.finish_reason
+        assert answer.token_ids == same.token_ids and torch.equal(states, same.states_TLH) and answer.finish_reason == same.finish_reason
     assert len(started) >= 2 and in_memory().keys() <= before.keys()
     until(lambda: not any(process.is_running() for process in started), "the engines have ended")
+
+
+@pytest.mark.slow
+def test_states_that_are_held_for_a_worker_keep_their_place_in_the_queue(experiment):
+    import ray
+
+    def used_bytes() -> float:
+        return ray.cluster_resources()["object_store_memory"] - ray.available_resources()["object_store_memory"]
+
+    with stream_engine(experiment, [1, 2, 3, 4], MOST, tiny_engine) as stream:
+        answers = stream.answers(GROUPS)
+        held = deque([next(answers), next(answers)])  # of three places
+        for _ in range(len(GROUPS) * 6 - 2):
+            held.append(next(answers))
+            assert held.popleft().states().shape[1:] == (LAYERS, HIDDEN)
+            assert len(stream._arrived) == 2
+        until(lambda: used_bytes() <= 2 * MOST.conversation, "the others are gone")
+        assert used_bytes() > 0 and next(answers, None) is None
+        held.clear()
+        until(lambda: used_bytes() == 0, "all are gone")
 
 
 @pytest.mark.slow
@@ -112,6 +139,14 @@ def test_a_queue_that_is_too_small_for_a_conversation_is_refused(experiment):
     with pytest.raises(ExperimentError, match="one conversation take up to 2097152 bytes") as caught, stream_engine(experiment, [1], MostBytes(2**21, 2**21)):
         pytest.fail("an engine started")
     assert "2097152" in caught.value.fix
+
+
+def test_a_queue_that_is_too_small_for_what_several_workers_leave_in_it_is_refused(experiment):
+    several = experiment.model_copy(update={"train": experiment.train.model_copy(update={"workers": 2, "conversations_per_step": 4}),
+                                            "capture": experiment.capture.model_copy(update={"shard_conversations": 6})})
+    with pytest.raises(ExperimentError, match="14 conversations take up to 1048600 bytes") as caught, stream_engine(several, [1], MostBytes(74900, 2**19)):
+        pytest.fail("an engine started")
+    assert caught.value.where == "capture.queue_bytes" and "capture.shard_conversations" in caught.value.fix
 
 
 def test_a_queue_that_is_too_large_for_the_object_store_is_refused(experiment):

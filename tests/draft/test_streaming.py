@@ -6,21 +6,24 @@ import contextlib
 import hashlib
 import itertools
 import json
-import random
+import weakref
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from raysd.draft import learn as learn_module
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.draft.gradient import StepGradient
-from raysd.draft.streaming import MostBytes, Place, learnable, most_bytes, prompt_groups, train_on_stream
+from raysd.draft.learn import learn, new_learner
+from raysd.draft.streaming import Arrival, Held, MostBytes, Place, Streamed, learnable, most_bytes, prompt_groups, train_on_stream
+from raysd.draft.workers import Alone
 from raysd.errors import ExperimentError, StageError
 from raysd.experiment import Experiment
-from raysd.hidden_states.capture import Answer, Questions
+from raysd.hidden_states.capture import Questions
 from raysd.hidden_states.shards import Conversation
-from raysd.target.reference import entered_states
 from tests.stage_runs import attempt
+from tests.tiny_engine import TinyEngine, some_are_cut_off
 from tests.tiny_models import tiny_llama
 
 SERVED = AcceptanceCounts(10, 20, 5, (4, 1))
@@ -32,37 +35,64 @@ def target(tmp_path_factory):
     return tiny_llama(tmp_path_factory.mktemp("target"))
 
 
-class Engine:
-    """Greedy answers and their states, each made once for all tests; a group's answers come in an order of its own. Remembers what was asked."""
+class Lying(Held):
+    """States that hold a place in the stream, by identity."""
 
-    known: dict[tuple[int, ...], tuple[list[int], torch.Tensor]] = {}
+    __hash__, __eq__ = object.__hash__, object.__eq__
+
+
+class Engine(TinyEngine):
+    """As a StreamEngine. Remembers what was asked, and the most states that somebody held at a time."""
 
     def __init__(self, folder, experiment, layer_ids, finish_reason, seed):
-        from transformers import AutoModelForCausalLM
-
-        self.experiment, self.layer_ids, self.finish_reason, self.order = experiment, layer_ids, finish_reason, random.Random(seed)
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        super().__init__(folder, experiment, layer_ids, seed)
+        self.finish_reason = finish_reason
         self.asked = []
         self.seeds = []
         self.handed_out = 0
+        self.most_held = 0
+        self._held = weakref.WeakSet()
 
     def answers(self, groups):
         before = 0
         for group in groups:
             self.asked.append(len(group))
             self.seeds += [request.seed for request in group]
-            for position in self.order.sample(range(len(group)), len(group)):
+            for answer in super().answers([group]):
                 self.handed_out += 1
-                token_ids, states = self.known.get(tuple(group[position].token_ids)) or self.answer(group[position].token_ids)
-                yield Answer(before + position, token_ids, self.finish_reason(token_ids), states)
+                yield Arrival(before + answer.index, answer.token_ids, self.finish_reason(answer.token_ids), self.put(answer.states_TLH))
             before += len(group)
 
-    def answer(self, prompt):
-        with torch.no_grad():
-            out = self.model.generate(torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-                                      max_new_tokens=self.experiment.capture.max_tokens, do_sample=False, pad_token_id=0)[0].tolist()
-        self.known[tuple(prompt)] = out, entered_states(self.model, out[:-1], self.layer_ids).to(torch.bfloat16)
-        return self.known[tuple(prompt)]
+    def put(self, states):
+        lying = Lying(states)
+        self._held.add(lying)
+        self.most_held = max(self.most_held, len(self._held))
+        return lying
+
+
+class Merged:
+    """Several workers in one process (a Source): what is dealt to any of them, checked as each does it."""
+
+    def __init__(self, deals):
+        self.shares = deals.shares
+        self.choose = [self.take() for _ in range(deals.choose)]
+
+    def take(self):
+        shares = next(self.shares)
+        if len({id(share) for share in shares}) == 1:
+            return shares[0][0].whole()
+        assert all(shares)
+        return [each.whole() for share in shares for each in share]
+
+    def step(self, number):
+        return self.take()
+
+
+def in_turn(run, target, vocabulary, desk, deals):
+    """`learn_on_workers` in this process."""
+    workers, section = Alone(torch.device("cpu")), run.experiment.train
+    source = Merged(deals)
+    return learn(section.model_copy(update={"workers": 1}), new_learner(run.experiment, target, vocabulary, workers), source, source.choose, workers, desk)
 
 
 class Killed(Exception):
@@ -102,7 +132,7 @@ class Stage:
         with pytest.MonkeyPatch.context() as patch, attempt(store or self.store, experiment) as run:
             patch.setattr(learn_module, "StepGradient", Watched)
             self.out = run.out
-            return train_on_stream(run, lambda folder, prompts, k: SERVED, factory)
+            return train_on_stream(run, lambda folder, prompts, k: SERVED, factory, in_turn)
 
     def draft(self):
         return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (self.out / "draft").iterdir()}
@@ -156,19 +186,56 @@ def test_a_killed_training_ends_as_if_it_had_not_been_and_asks_only_from_the_gro
     assert again[CHOOSE:CHOOSE + groups[skipped]] == whole[start:start + groups[skipped]]
 
 
-def test_answers_that_were_cut_off_are_passed_over_and_the_next_ones_taken(stage, tmp_path):
-    def odd_ones_are_cut_off(token_ids):
-        return "length" if sum(token_ids) % 2 else "stop"
+def test_several_workers_learn_from_the_prompts_that_one_does_and_go_on_after_a_kill(stage, tmp_path):
+    one, steps = stage(tmp_path / "one", finish_reason=some_are_cut_off), stage.steps
+    mine = load_file(stage.out / "draft" / "model.safetensors")
+    several = stage(tmp_path / "several", finish_reason=some_are_cut_off, workers=2)
+    assert [sorted(step) for step in stage.steps] == [sorted(step) for step in steps]
+    for name in ("conversations", "dropped", "tokens", "steps", "vocab_coverage_frac"):
+        assert one[name] == several[name], name
+    assert several["dropped"] > 0
+    theirs = load_file(stage.out / "draft" / "model.safetensors")
+    for name in mine:
+        torch.testing.assert_close(mine[name].float(), theirs[name].float(), rtol=2e-2, atol=2e-2)
+    draft = stage.draft()
+    with pytest.raises(Killed):
+        stage(finish_reason=some_are_cut_off, kill_at=3, workers=2)
+    again = stage(finish_reason=some_are_cut_off, workers=2)
+    assert again["resumed_steps"] == [3] and stage.draft() == draft and again["dropped"] == several["dropped"]
 
-    metrics = stage(tmp_path / "uninterrupted", finish_reason=odd_ones_are_cut_off)
+
+def test_states_that_lie_in_the_stream_for_several_workers_are_those_of_a_group_and_two_steps_at_most(stage):
+    stage(workers=2)
+    assert 3 <= stage.engines[0].most_held <= 3 + 2 * 2
+    stage(stage.store.with_name("one"))
+    assert stage.engines[1].most_held == 1
+
+
+def test_states_that_a_worker_finds_wrong_end_the_training(stage, monkeypatch):
+    def spoil(self, prompt):
+        token_ids, states = answer(self, prompt)
+        return token_ids, states if len(self.seeds) <= CHOOSE else states * torch.nan
+
+    answer = Engine.answer
+    monkeypatch.setattr(Engine, "known", {})
+    monkeypatch.setattr(Engine, "answer", spoil)
+    for workers in (1, 2):
+        Engine.known.clear()
+        with pytest.raises(StageError, match="NaN or infinity"):
+            stage(stage.store.with_name(f"spoiled {workers}"), workers=workers)
+        assert stage.steps == []
+
+
+def test_answers_that_were_cut_off_are_passed_over_and_the_next_ones_taken(stage, tmp_path):
+    metrics = stage(tmp_path / "uninterrupted", finish_reason=some_are_cut_off)
     draft, steps = stage.draft(), stage.steps
     learned = {prompt_id for step in steps for prompt_id in step}
     assert 2 <= len(learned) < TRAIN and all(len(step) == 2 for step in steps) and metrics["dropped"] > 0
     with pytest.raises(Killed):
-        stage(kill_at=4, finish_reason=odd_ones_are_cut_off)
-    again = stage(finish_reason=odd_ones_are_cut_off)
+        stage(kill_at=4, finish_reason=some_are_cut_off)
+    again = stage(finish_reason=some_are_cut_off)
     assert stage.draft() == draft and stage.steps == steps[4:] and again["dropped"] == metrics["dropped"]
-    kept = stage(tmp_path / "kept", finish_reason=odd_ones_are_cut_off, truncated="keep")
+    kept = stage(tmp_path / "kept", finish_reason=some_are_cut_off, truncated="keep")
     assert kept["dropped"] == 0 and {prompt_id for step in stage.steps for prompt_id in step} == {f"train{i}" for i in range(TRAIN)}
 
 
@@ -211,15 +278,15 @@ def test_states_take_at_most_what_the_longest_prompts_come_to(stage, tmp_path):
         assert MostBytes(0, 2 * 3 * 4 * 64 * longest).group <= most_bytes(stage.experiment, questions).group <= MostBytes(0, 2 * 3 * 4 * 64 * (longest + 6)).group
 
 
-def conversation(name, answer, finish_reason="stop"):
-    return Conversation(name, "topic", "train", torch.zeros(3 + answer, dtype=torch.int64), 3, finish_reason, torch.zeros(2 + answer, 4, 8))
+def streamed(name, answer, finish_reason="stop"):
+    return Streamed(Conversation(name, "topic", "train", torch.zeros(3 + answer, dtype=torch.int64), 3, finish_reason, torch.zeros(0, 4, 8)), Held(torch.ones(2 + answer, 4, 8)))
 
 
 def test_a_place_in_the_stream_holds_what_a_later_attempt_needs():
-    groups = [[conversation("a", 2), conversation("short", 1), conversation("b", 2)], [conversation("cut", 2, "length"), conversation("c", 2)]] * 2
+    groups = [[streamed("a", 2), streamed("short", 1), streamed("b", 2)], [streamed("cut", 2, "length"), streamed("c", 2)]] * 2
     epochs = []
-    whole = [(each.prompt_id, place) for each, place in learnable(groups, Place(), 2, False, lambda *counts: epochs.append(counts))]
+    whole = [(each.stateless.prompt_id, place) for each, place in learnable(groups, Place(), 2, False, lambda *counts: epochs.append(counts))]
     assert [name for name, _ in whole] == ["a", "b", "c"] * 2 and epochs == [(3, 2)] * 2
     for number, (_, place) in enumerate(whole):
-        later = [(each.prompt_id, place) for each, place in learnable(groups[place.group:], place, 2, False, lambda *counts: None)]
+        later = [(each.stateless.prompt_id, place) for each, place in learnable(groups[place.group:], place, 2, False, lambda *counts: None)]
         assert later == whole[number + 1:]

@@ -52,7 +52,7 @@ BAD = [  # the change to the file, the field that the message names, words of th
     ("engines side by side on a GPU", ("capture: {}", "hardware: {name: mi355x}\ncapture: {engines: 2}"), "capture.engines", "cpu"),
     ("a queue without a stream", ("capture: {}", "capture: {queue_bytes: 2000000}"), "capture.queue_bytes", "no effect without mode: stream"),
     ("a stream that nobody takes", ("capture: {}\ntrain: {lr: 1e-3}\nquantize: {}", "capture: {mode: stream}\nsweep: {arms: [none]}"), "capture.mode", "needs a training"),
-    ("a stream for two workers", ("capture: {}\ntrain: {lr: 1e-3}", "capture: {mode: stream}\ntrain: {workers: 2}"), "capture.mode", "feeds one worker"),
+    ("failures beside a stream", ("capture: {}\ntrain: {lr: 1e-3}", "capture: {mode: stream}\ntrain: {workers: 2, max_failures: 5}"), "train.max_failures", "no effect beside"),
     ("a seed of greedy answers", ("capture: {}", "capture: {seed: 3}"), "capture.seed", "no effect at temperature 0"),
     ("a CPU's cache on GPUs", ("capture: {}", "hardware: {name: mi355x}\ncapture: {kv_cache_bytes: 100000000}"), "capture.kv_cache_bytes", "no effect with hardware.name: mi355x"),
     ("a GPU's memory on a CPU", ("quantize: {}", "quantize: {}\nsweep: {engine: {gpu_memory_frac: 0.5}}"), "sweep.engine.gpu_memory_frac", "no effect with hardware.name: cpu"),

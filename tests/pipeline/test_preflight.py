@@ -170,6 +170,10 @@ def test_the_job_of_a_stream_needs_what_both_its_parts_ask_for_at_once(write_exp
     with pytest.raises(ExperimentError, match=f"{cores + 1} CPU cores") as caught:
         check_local_resources(stream, plan(stages_of(stream), store))
     assert caught.value.where == "hardware.resources.train and hardware.resources.capture"
+    shared = changes | {"capture": {"mode": "stream", "max_tokens": 16}, "train": {"workers": cores}, "hardware": {"resources": {"train": {"cpus": 1}, "capture": {"cpus": 1}}}}
+    stream = load_experiment(write_experiment(**shared))
+    with pytest.raises(ExperimentError, match=f"{cores + 1} CPU cores"):
+        check_local_resources(stream, plan(stages_of(stream), store))
 
 
 class Hub:
