@@ -99,8 +99,8 @@ def check_special_tokens(shape: DraftShape, token_ids: Collection[int]) -> None:
                 f"use far more than {special}, so that there is room for ordinary tokens")
 
 
-def check_trainable(section: DraftSection, folder: Path) -> None:
-    """Whether a draft can be trained beside the target in a folder, from its files alone: asked before anything is captured. Imports no torch.
+def check_trainable(section: DraftSection, folder: Path) -> DraftShape:
+    """Whether a draft can be trained beside the target in a folder, from its files alone: asked before anything is captured. Returns its shape. Imports no torch.
 
     Raises ExperimentError as `draft_shape` does, for a vocabulary without room for the special tokens, and for weights of the target that a draft cannot share;
     TargetError for weights that are damaged.
@@ -109,6 +109,7 @@ def check_trainable(section: DraftSection, folder: Path) -> None:
     shape = draft_shape(section, target)
     check_special_tokens(shape, marked_token_ids(folder))
     check_shared(folder, target)
+    return shape
 
 
 def check_servable(shape: DraftShape, target: TargetShape, tensor_parallel: int, hardware: str) -> None:

@@ -17,7 +17,6 @@ from raysd.artifacts.stage import StageRun
 from raysd.draft.acceptance import ServedAcceptance
 from raysd.draft.learn import learn, new_learner
 from raysd.draft.schedule import epoch_order
-from raysd.draft.shape import check_trainable
 from raysd.draft.source import ReadAhead, dealt
 from raysd.draft.train import Deals, LearnOnWorkers, check_enough, draft_vocabulary, finish, warn_of_poor_vocabulary
 from raysd.draft.unfinished import Desk, StageDesk
@@ -114,7 +113,6 @@ def train_on_stream(run: StageRun, served_acceptance: ServedAcceptance, stream_f
     training) and output_tok_s; layer_ids and what `capture` says of the first conversation. Raises what `train` and `capture` raise.
     """
     section, questions = run.experiment.train, Questions(run)
-    check_trainable(run.experiment.draft, questions.target)
     split = [prompt.split for prompt in questions.prompts]
     train, choose = split.count("train"), split.count("choose")  # the train split's are the first
     where = run.experiment.prompts.path

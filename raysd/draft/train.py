@@ -15,7 +15,7 @@ from raysd.draft.acceptance import ServedAcceptance
 from raysd.draft.checkpoint import save_draft
 from raysd.draft.learn import Learner, learn, new_learner
 from raysd.draft.model import Eagle3Draft
-from raysd.draft.shape import check_special_tokens, check_trainable, draft_shape
+from raysd.draft.shape import check_special_tokens, draft_shape
 from raysd.draft.source import CapturedSource
 from raysd.draft.unfinished import Desk, StageDesk, Training
 from raysd.draft.vocabulary import choose_vocabulary, coverage
@@ -52,13 +52,12 @@ def train(run: StageRun, served_acceptance: ServedAcceptance, learn_on_workers: 
     Metrics: steps, best_step, resumed_steps, elapsed_s, serving_s (of this attempt), data_wait_s, tokens, tokens_s, conversations, dropped, parameters, vocab_size,
     vocab_coverage_frac (choose split), replay and served acceptance of the draft on the choose split, and of every candidate. clock: seconds that only grow.
     Raises ExperimentError or StageError if there is less to learn from than one step takes, ArtifactError for captured states that are damaged or not of this target,
-    and what `check_trainable` raises.
+    and what `draft_shape`, `check_special_tokens` and `check_shared` raise.
     """
     section = run.experiment.train
     run.progress("reading the captured states")
     capture = run.inputs["capture"]
     target = resolve_target(run.experiment.target, run.progress)
-    check_trainable(run.experiment.draft, target)
     check_capture(run.experiment, target, capture)
     captured, choose = Captured(capture, "train", truncated=section.truncated == "keep"), Captured(capture, "choose")
     dropped = len(Captured(capture, "train")) - len(captured)

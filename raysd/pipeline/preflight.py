@@ -102,9 +102,9 @@ def check_experiment(experiment: Experiment) -> None:
     elif experiment.train is None:
         shape.aux_layers(experiment.draft.aux_layers)
     else:
-        check_trainable(experiment.draft, folder)
+        draft = check_trainable(experiment.draft, folder)
         devices = experiment.sweep.engine.draft_args.get("draft_tensor_parallel_size", experiment.target.tensor_parallel)
-        check_servable(draft_shape(experiment.draft, shape), shape, int(devices), experiment.hardware.name)
+        check_servable(draft, shape, int(devices), experiment.hardware.name)
 
 
 def check_same_target(stages: Sequence[Stage], store: Store) -> Resolved | None:

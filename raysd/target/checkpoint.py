@@ -88,15 +88,6 @@ class Checkpoint:
                 raise unreadable(path, err) from err
         return self._headers[file_name]
 
-    def unfit(self, names: Sequence[str]) -> str | None:
-        """Why these tensors cannot be read as they are, in words: one is absent, or of another type. None if they can. Raises TargetError as `headers` does."""
-        found = self.headers(names)
-        missing = [name for name in names if name not in found]
-        if missing:
-            return f"the target's checkpoint has no tensors {missing}"
-        other = [name for name in names if found[name].dtype not in FLOATS]
-        return f"the target's tensors {other} are stored as {found[other[0]].dtype}" if other else None
-
 
 def check_shared(folder: Path, shape: TargetShape) -> tuple[str, str, str]:
     """The names of embedding [V, H], final norm [H] and head [V, H], wherever the checkpoint keeps them; tied weights give the embedding twice.
@@ -109,10 +100,13 @@ def check_shared(folder: Path, shape: TargetShape) -> tuple[str, str, str]:
     if shape.tie_word_embeddings or (shape.tie_word_embeddings is None and head is None):
         head = embedding
     head = head or "lm_head.weight"
-    reason = checkpoint.unfit([embedding, norm, head])
-    if reason is not None:
-        raise ExperimentError(what=reason, where=f"target.model ({folder})", fix="name a checkpoint with these tensors in bfloat16, float16 or float32: a draft shares them with its target")
-    headers = checkpoint.headers([embedding, norm, head])
+    names = [embedding, norm, head]
+    headers = checkpoint.headers(names)
+    missing = [name for name in names if name not in headers]
+    other = [name for name in headers if headers[name].dtype not in FLOATS]
+    if missing or other:
+        raise ExperimentError(what=f"the target's checkpoint has no tensors {missing}" if missing else f"the target's tensors {other} are stored as {headers[other[0]].dtype}",
+                              where=f"target.model ({folder})", fix="name a checkpoint with these tensors in bfloat16, float16 or float32: a draft shares them with its target")
     for name, wanted in ((embedding, [shape.vocab_size, shape.hidden_size]), (norm, [shape.hidden_size]), (head, [shape.vocab_size, shape.hidden_size])):
         if headers[name].shape != wanted:
             raise ExperimentError(what=f"the target's tensor {name} is {headers[name].shape}, its config.json says {wanted}", where=f"target.model ({folder})",
