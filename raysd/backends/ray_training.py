@@ -35,6 +35,7 @@ from raysd.artifacts.stage import StageRun, Stored, no_progress
 from raysd.backends.devices import TRAIN_WORKER_ENVIRONMENT
 from raysd.backends.ray_driver import connected, last_line
 from raysd.backends.stores import open_store
+from raysd.backends.stream_capture import check_in_memory
 from raysd.draft.learn import learn, new_learner
 from raysd.draft.source import CapturedSource, ReadAhead
 from raysd.draft.streaming import Streamed
@@ -419,6 +420,7 @@ def _learn(order: Order, group: int, newest_bytes: int) -> None:
         desk = FarDesk(order.post, group, workers.rank, newest)
         source: ReadAhead
         if isinstance(order.learn_from, int):
+            _once_a_node(check_in_memory)
             source = DealtSource(order.post, workers.rank, section.steps)
             choose = [conversation for _ in range(order.learn_from) for conversation in source.take()]
         else:

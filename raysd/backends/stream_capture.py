@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,17 +27,23 @@ from raysd.artifacts.stage import no_progress
 from raysd.backends.memory_folder import MEMORY, memory_folder
 from raysd.backends.ray_driver import connected, last_line
 from raysd.backends.vllm_capture import capture_engine
-from raysd.draft.streaming import Arrival, MostBytes
+from raysd.draft.streaming import Arrival
 from raysd.errors import ExperimentError, RaysdError, StageError, TryAgainError
 from raysd.experiment import Experiment
 from raysd.experiment.hardware import StageResources
 from raysd.hidden_states.capture import Answer, EngineFactory, Request
+from raysd.hidden_states.queue import MostBytes
 
 Words = tuple[int, list[int], str]
 """An answer's index in its group, tokens and finish reason."""
 
 LARGEST_STORE_FRAC = 0.8
 """Of the object store, for the queue: what does not fit beside what else there is, Ray puts on a disk, whether or not spilling is off."""
+CHECKPOINT_BYTES = 2 * 16 * 2**20
+"""What several workers put beside the queue: pieces of their checkpoints on the way to the stage (CHUNK_BYTES of ray_training.py). It must not get Ray to spill either,
+which it does, where that is on, when the store is at LARGEST_STORE_FRAC."""
+CLOSED_POLL_S = 1.0
+"""How soon a thread that waits for an answer finds out that the stream is closed."""
 STOP_S = 60
 """Longest wait for the engines to end; after it the actor is killed, and they end with it."""
 
@@ -45,35 +52,25 @@ STOP_S = 60
 def stream_engine(experiment: Experiment, layer_ids: list[int], most_bytes: MostBytes, engine_factory: EngineFactory = capture_engine) -> Iterator[RayStream]:
     """The running engines of a stream (a StreamFactory); every process of them has ended on exit.
 
-    The actor reserves what `hardware.resources.capture` says; without, it is on this process's node. Raises ExperimentError for a queue that is too small
-    for one conversation, or for what several workers leave in it (`least_slots`), or too large for the object store; StageError for too little memory;
-    EngineError if an engine does not start; TryAgainError if Ray fails.
+    The actor reserves what `hardware.resources.capture` says; without, it is on this process's node. Raises ExperimentError for a queue that is too large for the
+    object store; StageError for too little memory, and for an object store that is not in memory; EngineError if an engine does not start; TryAgainError if Ray fails.
     """
     import ray
 
-    queue_bytes, slots = experiment.capture.queue_bytes, least_slots(experiment)
-    if most_bytes.conversation * slots > queue_bytes:
-        raise ExperimentError(what=f"the hidden states of {'one conversation' if slots == 1 else f'{slots} conversations'} take up to "
-                              f"{most_bytes.conversation * slots} bytes, the queue has {queue_bytes}", where="capture.queue_bytes",
-                              fix=f"raise it to at least {most_bytes.conversation * slots}, with an object store of more (ray start --object-store-memory), or lower "
-                              + ("capture.max_tokens" if slots == 1 else "capture.max_tokens or capture.shard_conversations: where several workers take the states, a group "
-                                 "and two steps of them wait in the queue"))
+    spare_bytes = 0 if experiment.train.workers == 1 else CHECKPOINT_BYTES + most_bytes.conversation
     with connected("the stream", "capture.mode: stream"):
         options = actor_options(experiment.hardware.of_stage("capture"), ray.get_runtime_context().get_node_id())
         actor = ray.remote(concurrency_groups={"control": 1})(CaptureActor).options(**options).remote(engine_factory)
+        stream = RayStream(actor, experiment, experiment.capture.queue_bytes // most_bytes.conversation)
         try:
-            _received(actor.start.remote(experiment, layer_ids, most_bytes.group))
-            yield RayStream(actor, experiment, queue_bytes // most_bytes.conversation)
+            if experiment.train.workers > 1:
+                check_in_memory()  # the choose split passes through this node's store, too
+            _received(actor.start.remote(experiment, layer_ids, most_bytes.group, spare_bytes))
+            yield stream
         finally:
+            stream.close()
             with contextlib.suppress(RaysdError):  # it has ended already, or ends with the connection
                 _received(actor.stop.options(concurrency_group="control").remote(), STOP_S)
-
-
-def least_slots(experiment: Experiment) -> int:
-    """How many conversations the queue must hold. Several workers leave states in it until they take them, so those of a group whose first answer comes last,
-    of the step that they have been dealt, and of the one that is being put together."""
-    section = experiment.train
-    return 1 if section.workers == 1 else experiment.capture.shard_conversations + 2 * section.conversations_per_step
 
 
 def actor_options(resources: StageResources, here: str) -> dict[str, Any]:
@@ -95,11 +92,11 @@ class CaptureActor:
         self._groups: deque[list[Request]] = deque()
         self._answers: Iterator[Answer] = iter(())
 
-    def start(self, experiment: Experiment, layer_ids: list[int], group_bytes: int) -> None:
+    def start(self, experiment: Experiment, layer_ids: list[int], group_bytes: int, spare_bytes: int) -> None:
         """Returns when the engines are ready. Raises what `stream_engine` says of the node."""
         from raysd.target import resolve_target
 
-        check_object_store(experiment.capture.queue_bytes)
+        check_object_store(experiment.capture.queue_bytes, spare_bytes)
         scratch = self._held.enter_context(memory_folder(group_bytes, "capture.shard_conversations"))
         target = resolve_target(experiment.target, no_progress)
         self._engine = self._held.enter_context(self._engine_factory(experiment, target, layer_ids, scratch))
@@ -130,6 +127,7 @@ class RayStream:
     def __init__(self, actor: Any, experiment: Experiment, slots: int) -> None:
         """slots: how many answers may be in the object store."""
         self._actor, self._dtype, self._slots = actor, getattr(torch, experiment.target.dtype), slots
+        self._waiting, self._closed = threading.Lock(), threading.Event()
         self._arrived: weakref.WeakSet[StatesInStore] = weakref.WeakSet()
         """Of what was handed over or put, what this process still holds."""
 
@@ -146,13 +144,26 @@ class RayStream:
         while asked:
             yield self._arrival(*asked.popleft())
 
+    def close(self) -> None:
+        """Ends whoever waits for an answer, in whichever thread: when this returns nobody does, and Ray's connection can be taken down."""
+        self._closed.set()
+        with self._waiting:
+            pass
+
     def put(self, states_TLH: torch.Tensor) -> StatesInStore:
         import ray
 
         return self._states(ray.put(states_TLH.contiguous().view(torch.uint8).numpy()))
 
     def _arrival(self, before: int, words: Any, reference: Any) -> Arrival:
-        index, token_ids, finish_reason = _received(words)
+        import ray
+
+        with self._waiting:
+            while not self._closed.is_set() and not ray.wait([words], timeout=CLOSED_POLL_S)[0]:
+                pass
+            if self._closed.is_set():
+                raise TryAgainError(what="the stream is closed", where="capture.mode: stream", fix="run again to go on from the last checkpoint")
+            index, token_ids, finish_reason = _received(words)
         return Arrival(before + index, token_ids, finish_reason, self._states(reference))
 
     def _states(self, reference: Any) -> StatesInStore:
@@ -173,16 +184,22 @@ class StatesInStore:
         return torch.from_numpy(_received(self.reference).copy()).view(self.dtype)
 
 
-def check_object_store(queue_bytes: int) -> None:
-    """Raises ExperimentError or StageError unless this node's object store is clearly larger than the queue, and in memory."""
+def check_object_store(queue_bytes: int, spare_bytes: int) -> None:
+    """Raises ExperimentError or StageError unless this node's object store is clearly larger than the queue and what is to lie beside it, and in memory."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
     (node,) = (node for node in ray.nodes() if node["NodeID"] == here)
     store_bytes = int(node["Resources"]["object_store_memory"])
-    if queue_bytes > LARGEST_STORE_FRAC * store_bytes:
+    largest_bytes = int(LARGEST_STORE_FRAC * store_bytes) - spare_bytes
+    if queue_bytes > largest_bytes:
         raise ExperimentError(what=f"a queue of {queue_bytes} bytes is too much of Ray's object store on its node, which has {store_bytes}", where="capture.queue_bytes",
-                              fix=f"use at most {int(LARGEST_STORE_FRAC * store_bytes)}, or start Ray with a larger --object-store-memory")
+                              fix=f"use at most {max(0, largest_bytes)}, or a cluster whose object store is larger (ray start --object-store-memory); the local Ray's is not")
+    check_in_memory()
+
+
+def check_in_memory() -> None:
+    """Raises StageError if this node's object store lies on a disk, where no hidden states are to go."""
     if plasma_folder() != str(MEMORY):
         raise StageError(what=f"Ray's object store lies in {plasma_folder()}, since {MEMORY} is too small for it", where="capture.mode: stream",
                          fix="give the container more shared memory (docker run --shm-size), or use capture.mode: disk")

@@ -139,7 +139,8 @@ def learn(section: TrainSection, learner: Learner, source: Source, choose: Seque
                     desk.progress("training", training.steps, training.expected_steps(section), "steps", loss_nat=row["loss"], tokens_s=row["tokens_s"],
                                   simulated_acceptance_length=row["simulated_acceptance_length"])
         except (KeyboardInterrupt, StageError):
-            checkpoints.keep(training)
+            if workers.count == 1:  # of several one may be alone with its error, and the others wait for it in the middle of something else
+                checkpoints.keep(training)
             raise
 
 

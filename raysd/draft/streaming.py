@@ -24,16 +24,9 @@ from raysd.draft.workers import Alone
 from raysd.experiment import Experiment
 from raysd.experiment.train import TrainSection
 from raysd.hidden_states.capture import Questions, Request
+from raysd.hidden_states.queue import ELEMENT_BYTES, MostBytes, check_queue, most_bytes
 from raysd.hidden_states.shards import Conversation
 from raysd.hidden_states.verify import check_conversation
-
-
-@dataclass(frozen=True)
-class MostBytes:
-    """The most that the hidden states of an experiment can take."""
-
-    conversation: int
-    group: int
 
 
 class Group(NamedTuple):
@@ -102,7 +95,7 @@ def train_on_stream(run: StageRun, served_acceptance: ServedAcceptance, stream_f
                     clock: Callable[[], float] = time.monotonic) -> dict[str, Any]:
     """Captures and trains; writes what `train` does.
 
-    The choose split is answered first and held in memory. Then come the train split's prompts, shuffled once per epoch, in groups of
+    The choose split is answered first and held in memory, by each of several workers, too. Then come the train split's prompts, shuffled once per epoch, in groups of
     `capture.shard_conversations`, and each step takes the next answers in the order of the prompts. The draft's vocabulary is counted from the answers of
     the first group alone, since the first step needs it: a group that is too small for that is warned of, by what its tokens cover of the choose split.
     Several workers take the states of their shares out of the stream themselves; those of the choose split they get from this process.
@@ -124,7 +117,10 @@ def train_on_stream(run: StageRun, served_acceptance: ServedAcceptance, stream_f
     choose_groups = [Group(0, range(start, min(start + size, len(split)))) for start in range(train, len(split), size)]
     groups = itertools.chain(choose_groups, prompt_groups(train, size, section.seed, place.group))
     run.progress("starting vLLM")
-    with stream_factory(run.experiment, questions.layer_ids, most_bytes(run.experiment, questions)) as engine:
+    lengths = list(map(len, questions.rendered))
+    most = most_bytes(run.experiment, lengths[:train], lengths[train:], len(questions.layer_ids), questions.shape.hidden_size)
+    check_queue(run.experiment, most)
+    with stream_factory(run.experiment, questions.layer_ids, most) as engine:
         ordered = OrderedAnswers(engine, run.experiment, questions, groups, clock)
         held = []
         for _ in choose_groups:
@@ -173,17 +169,9 @@ def _emptied(group: deque[Streamed]) -> Iterator[Streamed]:
         yield group.popleft()
 
 
-def most_bytes(experiment: Experiment, questions: Questions) -> MostBytes:
-    """What the longest prompts come to, each with the longest answer."""
-    capture = experiment.capture
-    longest = sorted(map(len, questions.rendered), reverse=True)[:capture.shard_conversations]
-    each = state_bytes(experiment, questions)
-    return MostBytes((longest[0] + capture.max_tokens) * each, (sum(longest) + len(longest) * capture.max_tokens) * each)
-
-
 def state_bytes(experiment: Experiment, questions: Questions) -> int:
     """Of one token's state."""
-    return len(questions.layer_ids) * questions.shape.hidden_size * getattr(torch, experiment.target.dtype).itemsize
+    return len(questions.layer_ids) * questions.shape.hidden_size * ELEMENT_BYTES[experiment.target.dtype]
 
 
 def prompt_groups(count: int, size: int, seed: int, first: int) -> Iterator[Group]:

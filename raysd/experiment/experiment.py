@@ -55,6 +55,9 @@ class Experiment(Section):
                 raise ValueError("capture.mode: a stream needs a training that takes it; add `train: {}`, or use mode: disk")
             if self.train.max_failures != type(self.train).model_fields["max_failures"].default:
                 raise ValueError("train.max_failures: has no effect beside capture.mode: stream, whose workers are not started again; remove it, or use mode: disk")
+            capture_gpus, needed = self.hardware.of_stage("capture").gpus, self.target.tensor_parallel
+            if self.hardware.name != "cpu" and capture_gpus < needed:
+                raise ValueError(f"hardware.resources.capture.gpus: {capture_gpus:g} are fewer than the {needed} that the engine of a stream takes, beside those of the training; use {needed}")
         if self.capture is not None and self.capture.engines > 1 and self.hardware.name != "cpu":
             raise ValueError("capture.engines: several engines are for hardware.name: cpu, where they share the cores; use 1")
         cpu, engine = self.hardware.name == "cpu", self.sweep.engine

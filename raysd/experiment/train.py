@@ -67,7 +67,7 @@ class TrainSection(Section):
     """How workers share the training: `ddp` gives each all of the draft, `fsdp` a share of its weights and moments (FSDP2)."""
     max_failures: Placement[int] = Field(3, ge=0)
     """How often the workers are started again from the last checkpoint when one of them or its node dies. Not on a stream, which does not come again: there
-    the attempt ends, and the next one goes on from the last checkpoint."""
+    the attempt ends, and the next one goes on from the last checkpoint; a run makes three attempts at most."""
     checkpoint_every_s: Placement[float] = Field(60.0, gt=0)
     """Time between two checkpoints, in seconds: about the most that a killed training repeats."""
 

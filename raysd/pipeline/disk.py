@@ -8,6 +8,7 @@ from pathlib import Path
 from raysd.draft.shape import draft_shape
 from raysd.errors import ArtifactError
 from raysd.experiment import Experiment
+from raysd.hidden_states.queue import ELEMENT_BYTES
 from raysd.target.shape import TargetShape
 
 FLOOR_BYTES = {"capture": 2**28, "train": 2**29, "quantize": 2**28, "sweep": 2**27, "report": 2**25}
@@ -21,7 +22,6 @@ LOGS_BYTES = 2**17
 """Of one engine of a sweep."""
 REPORT_BYTES = 2**20
 
-ELEMENT_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def expected_bytes(stage: str, experiment: Experiment, conversations: int, target: TargetShape | None) -> int | None:

@@ -17,6 +17,7 @@ from raysd.errors import DamagedError, ExperimentError, RaysdError, TargetError
 from raysd.experiment import Experiment
 from raysd.experiment.target import TargetSection
 from raysd.hardware.catalogue import find_machine
+from raysd.hidden_states.queue import check_queue, most_bytes
 from raysd.pipeline.disk import check_disk, disk_need_bytes, expected_bytes
 from raysd.pipeline.plan import PlannedStage
 from raysd.pipeline.stages import Stage, build_stages
@@ -240,7 +241,7 @@ def _check_prompts_and_lengths(experiment: Experiment) -> None:
 
 def check_prompts(experiment: Experiment, planned: Sequence[PlannedStage]) -> None:
     """Raises ExperimentError if the target is on this machine and its tokenizer or chat template is unfit, or makes a prompt too long, that a stage to run will need;
-    and if the vocabulary of a draft that will be trained has no room for the tokenizer's special tokens."""
+    if the vocabulary of a draft that will be trained has no room for the tokenizer's special tokens; and for a stream's queue that is too small for its answers."""
     folder = target_folder_on_disk(experiment.target)
     if folder is None or not any(entry.state == "run" and entry.stage.name != "report" for entry in planned):
         return
@@ -257,8 +258,13 @@ def check_prompts(experiment: Experiment, planned: Sequence[PlannedStage]) -> No
         asked += [("train", capture.train_prompts, capture.max_tokens), ("choose", capture.choose_prompts, max([capture.max_tokens, *answers]))]
     elif answers:
         asked.append(("choose", None, max(answers)))
+    lengths = {}
     for split, limit, tokens in asked:
-        render(prompts.split(split, limit), tokenizer, experiment.target.max_model_len - tokens, f"{experiment.prompts.path} (prompts.path)")
+        rendered = render(prompts.split(split, limit), tokenizer, experiment.target.max_model_len - tokens, f"{experiment.prompts.path} (prompts.path)")
+        lengths[split] = list(map(len, rendered))
+    if capture is not None and capture.mode == "stream":
+        shape = read_shape(folder)
+        check_queue(experiment, most_bytes(experiment, lengths["train"], lengths["choose"], len(shape.aux_layers(experiment.draft.aux_layers)) + 1, shape.hidden_size))
 
 
 def check_store(store: Store, experiment: Experiment, planned: Sequence[PlannedStage]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections import deque
@@ -14,18 +15,20 @@ import torch
 import yaml
 
 from raysd.backends.memory_folder import MEMORY, check_memory, memory_folder
-from raysd.backends.stream_capture import actor_options, stream_engine
+from raysd.backends.ray_driver import connected
+from raysd.backends.stream_capture import CHECKPOINT_BYTES, actor_options, stream_engine
 from raysd.backends.vllm_capture import capture_engine
-from raysd.draft.streaming import Arrival, MostBytes
+from raysd.draft.streaming import Arrival
 from raysd.errors import ExperimentError, StageError, TryAgainError
 from raysd.experiment import Experiment, load_experiment
 from raysd.experiment.hardware import StageResources
 from raysd.hidden_states.capture import Request
+from raysd.hidden_states.queue import MostBytes
 from tests.tiny_engine import tiny_engine
 from tests.tiny_models import tiny_llama
 
 TOKENS, LAYERS, HIDDEN = 64, 4, 512
-MOST = MostBytes((TOKENS + 3) * LAYERS * HIDDEN * 2, 6 * (TOKENS + 3) * LAYERS * HIDDEN * 2)
+MOST = MostBytes((TOKENS + 3) * LAYERS * HIDDEN * 2, 6 * (TOKENS + 3) * LAYERS * HIDDEN * 2, 1)
 QUEUE_BYTES = 2**20
 GROUPS = [[Request([5 + 6 * g + i, 6, 7], i) for i in range(6)] for g in range(5)]
 PATIENCE_S = 60
@@ -135,28 +138,21 @@ def test_an_actor_that_is_killed_is_told_of_and_leaves_neither_processes_nor_mem
     until(lambda: not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in everything), "the engines have ended")
 
 
-def test_a_queue_that_is_too_small_for_a_conversation_is_refused(experiment):
-    with pytest.raises(ExperimentError, match="one conversation take up to 2097152 bytes") as caught, stream_engine(experiment, [1], MostBytes(2**21, 2**21)):
-        pytest.fail("an engine started")
-    assert "2097152" in caught.value.fix
-
-
-def test_a_queue_that_is_too_small_for_what_several_workers_leave_in_it_is_refused(experiment):
-    several = experiment.model_copy(update={"train": experiment.train.model_copy(update={"workers": 2, "conversations_per_step": 4}),
-                                            "capture": experiment.capture.model_copy(update={"shard_conversations": 6})})
-    with pytest.raises(ExperimentError, match="14 conversations take up to 1048600 bytes") as caught, stream_engine(several, [1], MostBytes(74900, 2**19)):
-        pytest.fail("an engine started")
-    assert caught.value.where == "capture.queue_bytes" and "capture.shard_conversations" in caught.value.fix
-
-
 def test_a_queue_that_is_too_large_for_the_object_store_is_refused(experiment):
-    large = experiment.model_copy(update={"capture": experiment.capture.model_copy(update={"queue_bytes": 2**44})})
-    with pytest.raises(ExperimentError, match="too much of Ray's object store"), stream_engine(large, [1], MOST):
-        pytest.fail("an engine started")
+    """Several workers also put pieces of their checkpoints, and conversations of the choose split, beside it."""
+    largest = {}
+    with connected("the test", "here"):  # one Ray for both, and so one store
+        for workers in (1, 2):
+            large = experiment.model_copy(update={"capture": experiment.capture.model_copy(update={"queue_bytes": 2**44}),
+                                                  "train": experiment.train.model_copy(update={"workers": workers})})
+            with pytest.raises(ExperimentError, match="too much of Ray's object store") as caught, stream_engine(large, [1], MOST):
+                pytest.fail("an engine started")
+            largest[workers] = int(re.search(r"use at most (\d+)", caught.value.fix)[1])
+    assert largest[1] - largest[2] == CHECKPOINT_BYTES + MOST.conversation
 
 
 def test_too_little_memory_for_a_group_is_refused(experiment):
-    with pytest.raises(StageError, match="are free in /dev/shm") as caught, stream_engine(experiment, [1], MostBytes(1, 2**60)):
+    with pytest.raises(StageError, match="are free in /dev/shm") as caught, stream_engine(experiment, [1], MostBytes(1, 2**60, 1)):
         pytest.fail("an engine started")
     assert caught.value.where == "capture.shard_conversations"
 

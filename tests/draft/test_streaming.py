@@ -16,11 +16,10 @@ from raysd.draft import learn as learn_module
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.draft.gradient import StepGradient
 from raysd.draft.learn import learn, new_learner
-from raysd.draft.streaming import Arrival, Held, MostBytes, Place, Streamed, learnable, most_bytes, prompt_groups, train_on_stream
+from raysd.draft.streaming import Arrival, Held, Place, Streamed, learnable, prompt_groups, train_on_stream
 from raysd.draft.workers import Alone
 from raysd.errors import ExperimentError, StageError
 from raysd.experiment import Experiment
-from raysd.hidden_states.capture import Questions
 from raysd.hidden_states.shards import Conversation
 from tests.stage_runs import attempt
 from tests.tiny_engine import TinyEngine, some_are_cut_off
@@ -268,14 +267,6 @@ def test_groups_go_on_where_they_are_asked_to():
         return list(itertools.islice(prompt_groups(7, 3, 5, first), 12 - first))
 
     assert all(some(first) == some(0)[first:] for first in range(12)) and [(group.epoch, len(group.indices)) for group in some(0)] == [(epoch, size) for epoch in range(4) for size in (3, 3, 1)]
-
-
-def test_states_take_at_most_what_the_longest_prompts_come_to(stage, tmp_path):
-    with attempt(tmp_path / "store", stage.experiment) as run:
-        questions = Questions(run)
-        longest = max(map(len, questions.rendered))
-        assert most_bytes(stage.experiment, questions).conversation == (longest + 6) * 4 * 64 * 2
-        assert MostBytes(0, 2 * 3 * 4 * 64 * longest).group <= most_bytes(stage.experiment, questions).group <= MostBytes(0, 2 * 3 * 4 * 64 * (longest + 6)).group
 
 
 def streamed(name, answer, finish_reason="stop"):

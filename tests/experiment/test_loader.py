@@ -52,6 +52,8 @@ BAD = [  # the change to the file, the field that the message names, words of th
     ("engines side by side on a GPU", ("capture: {}", "hardware: {name: mi355x}\ncapture: {engines: 2}"), "capture.engines", "cpu"),
     ("a queue without a stream", ("capture: {}", "capture: {queue_bytes: 2000000}"), "capture.queue_bytes", "no effect without mode: stream"),
     ("a stream that nobody takes", ("capture: {}\ntrain: {lr: 1e-3}\nquantize: {}", "capture: {mode: stream}\nsweep: {arms: [none]}"), "capture.mode", "needs a training"),
+    ("a stream whose engine has no GPU", ("capture: {}", "hardware: {name: mi355x, resources: {train: {gpus: 1}}}\ncapture: {mode: stream}"),
+     "hardware.resources.capture.gpus", "fewer than the 1 that the engine of a stream takes"),
     ("failures beside a stream", ("capture: {}\ntrain: {lr: 1e-3}", "capture: {mode: stream}\ntrain: {workers: 2, max_failures: 5}"), "train.max_failures", "no effect beside"),
     ("a seed of greedy answers", ("capture: {}", "capture: {seed: 3}"), "capture.seed", "no effect at temperature 0"),
     ("a CPU's cache on GPUs", ("capture: {}", "hardware: {name: mi355x}\ncapture: {kv_cache_bytes: 100000000}"), "capture.kv_cache_bytes", "no effect with hardware.name: mi355x"),
