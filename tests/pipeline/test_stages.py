@@ -112,7 +112,7 @@ def test_a_change_makes_anew_what_it_changes_and_no_more(stages, changes: dict[s
         ({"draft": {"aux_layers": [1, 2]}}, True),
         ({"train": {"lr": 0.0005}}, True),
         ({"target": {"model": "./target", "max_model_len": 512, "dtype": "float32"}}, True),
-        ({"hardware": {"name": "mi355x"}}, True),
+        ({"hardware": {"name": "mi355x", "resources": {"capture": {"gpus": 1}}}}, True),
         ({"sweep": {"engine": {"env": {"VLLM_ATTENTION_BACKEND": "TRITON_ATTN"}}}}, True),
         ({"capture": {"mode": "stream", "queue_bytes": 2**22}}, False),
         ({"quantize": {"exclude": ["lm_head"]}}, False),
