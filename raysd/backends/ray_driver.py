@@ -10,6 +10,9 @@ from collections.abc import Iterator
 from raysd.backends.local_ray import LOOPBACK
 from raysd.errors import TryAgainError
 
+CHUNK_BYTES = 16 * 2**20
+"""Of a piece of a checkpoint on its way through Ray."""
+
 
 @contextlib.contextmanager
 def connected(doing: str, where: str) -> Iterator[None]:

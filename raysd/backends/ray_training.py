@@ -33,7 +33,7 @@ import torch
 
 from raysd.artifacts.stage import StageRun, Stored, no_progress
 from raysd.backends.devices import TRAIN_WORKER_ENVIRONMENT
-from raysd.backends.ray_driver import connected, last_line
+from raysd.backends.ray_driver import CHUNK_BYTES, connected, last_line
 from raysd.backends.stores import open_store
 from raysd.backends.stream_capture import check_in_memory
 from raysd.draft.learn import learn, new_learner
@@ -49,7 +49,6 @@ from raysd.experiment.train import TrainSection
 from raysd.hidden_states.shards import Captured, Conversation
 from raysd.target import resolve_target
 
-CHUNK_BYTES = 16 * 2**20
 POLL_S = 1.0
 QUIET_S = 10.0
 """After so long without a word, the last one is told again: telling is what finds out that the lease is lost."""

@@ -25,7 +25,7 @@ import torch
 
 from raysd.artifacts.stage import no_progress
 from raysd.backends.memory_folder import MEMORY, memory_folder
-from raysd.backends.ray_driver import connected, last_line
+from raysd.backends.ray_driver import CHUNK_BYTES, connected, last_line
 from raysd.backends.vllm_capture import capture_engine
 from raysd.draft.streaming import Arrival
 from raysd.errors import ExperimentError, RaysdError, StageError, TryAgainError
@@ -39,8 +39,8 @@ Words = tuple[int, list[int], str]
 
 LARGEST_STORE_FRAC = 0.8
 """Of the object store, for the queue: what does not fit beside what else there is, Ray puts on a disk, whether or not spilling is off."""
-CHECKPOINT_BYTES = 2 * 16 * 2**20
-"""What several workers put beside the queue: pieces of their checkpoints on the way to the stage (CHUNK_BYTES of ray_training.py). It must not get Ray to spill either,
+CHECKPOINT_BYTES = 2 * CHUNK_BYTES
+"""What several workers put beside the queue: pieces of their checkpoints on the way to the stage. It must not get Ray to spill either,
 which it does, where that is on, when the store is at LARGEST_STORE_FRAC."""
 CLOSED_POLL_S = 1.0
 """How soon a thread that waits for an answer finds out that the stream is closed."""

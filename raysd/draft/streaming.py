@@ -24,7 +24,7 @@ from raysd.draft.workers import Alone
 from raysd.experiment import Experiment
 from raysd.experiment.train import TrainSection
 from raysd.hidden_states.capture import Questions, Request
-from raysd.hidden_states.queue import ELEMENT_BYTES, MostBytes, check_queue, most_bytes
+from raysd.hidden_states.queue import MostBytes, check_queue, most_bytes, state_bytes
 from raysd.hidden_states.shards import Conversation
 from raysd.hidden_states.verify import check_conversation
 
@@ -169,11 +169,6 @@ def _emptied(group: deque[Streamed]) -> Iterator[Streamed]:
         yield group.popleft()
 
 
-def state_bytes(experiment: Experiment, questions: Questions) -> int:
-    """Of one token's state."""
-    return len(questions.layer_ids) * questions.shape.hidden_size * ELEMENT_BYTES[experiment.target.dtype]
-
-
 def prompt_groups(count: int, size: int, seed: int, first: int) -> Iterator[Group]:
     """Groups of `size` of `count` prompts: epochs without end, each shuffled by its own seed and cut into groups. From group `first` on, counted
     over all epochs. A group holds prompts of one epoch, so that its last one may be smaller.
@@ -199,7 +194,7 @@ class OrderedAnswers:
         self._questions, self._clock, self._before = questions, clock, 0
         self._at_once = experiment.train.workers == 1
         self._no_states = torch.empty(0, len(questions.layer_ids), questions.shape.hidden_size, dtype=getattr(torch, experiment.target.dtype))
-        self._state_bytes = state_bytes(experiment, questions)
+        self._state_bytes = state_bytes(experiment, len(questions.layer_ids), questions.shape.hidden_size)
         self._started_s = clock()
         self._elapsed_s = 0.0
         self.figures = dict.fromkeys(("conversations", "prompt_tokens", "output_tokens", "truncated", "bytes"), 0)

@@ -21,15 +21,19 @@ class MostBytes:
     """Conversations that the queue must be able to hold."""
 
 
+def state_bytes(experiment: Experiment, layers: int, hidden_size: int) -> int:
+    """Of one token's states. layers: how many of the target's are captured."""
+    return layers * hidden_size * ELEMENT_BYTES[experiment.target.dtype]
+
+
 def most_bytes(experiment: Experiment, train_tokens: Sequence[int], choose_tokens: Sequence[int], layers: int, hidden_size: int) -> MostBytes:
-    """What the longest prompts come to, each with the longest answer. train_tokens, choose_tokens: of each prompt of the two splits. layers: how many of the
-    target's are captured.
+    """What the longest prompts come to, each with the longest answer. train_tokens, choose_tokens: of each prompt of the two splits.
 
     One worker takes states out when they arrive. Several leave them in the queue until they take them, so those of a group whose first answer comes last, of the
     step that they have been dealt, and of the one that is being put together.
     """
     capture, train = experiment.capture, experiment.train
-    each = layers * hidden_size * ELEMENT_BYTES[experiment.target.dtype]
+    each = state_bytes(experiment, layers, hidden_size)
     longest = sorted([*train_tokens, *choose_tokens], reverse=True)[:capture.shard_conversations]
     group = min(capture.shard_conversations, max(len(train_tokens), len(choose_tokens)))
     return MostBytes((longest[0] + capture.max_tokens) * each, (sum(longest) + len(longest) * capture.max_tokens) * each,

@@ -8,7 +8,7 @@ from pathlib import Path
 from raysd.draft.shape import draft_shape
 from raysd.errors import ArtifactError
 from raysd.experiment import Experiment
-from raysd.hidden_states.queue import ELEMENT_BYTES
+from raysd.hidden_states.queue import ELEMENT_BYTES, state_bytes
 from raysd.target.shape import TargetShape
 
 FLOOR_BYTES = {"capture": 2**28, "train": 2**29, "quantize": 2**28, "sweep": 2**27, "report": 2**25}
@@ -40,7 +40,7 @@ def expected_bytes(stage: str, experiment: Experiment, conversations: int, targe
     element_bytes = ELEMENT_BYTES[experiment.target.dtype]
     if stage == "capture":
         states = len(target.aux_layers(experiment.draft.aux_layers)) + 1  # and the last hidden state
-        return conversations * (experiment.capture.max_tokens + PROMPT_TOKENS) * states * target.hidden_size * element_bytes
+        return conversations * (experiment.capture.max_tokens + PROMPT_TOKENS) * state_bytes(experiment, states, target.hidden_size)
     if experiment.draft.checkpoint is not None:  # quantize: at most what it starts from
         return sum(path.stat().st_size for path in experiment.draft.checkpoint.iterdir() if path.suffix in (".safetensors", ".bin"))
     shape = draft_shape(experiment.draft, target)

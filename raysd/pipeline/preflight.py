@@ -249,9 +249,9 @@ def check_prompts(experiment: Experiment, planned: Sequence[PlannedStage]) -> No
     from raysd.target import eos_token_ids, load_tokenizer, special_token_ids
 
     eos_token_ids(folder)
-    tokenizer, prompts = load_tokenizer(folder, experiment.target), load_prompts(experiment.prompts)
+    tokenizer, prompts, shape = load_tokenizer(folder, experiment.target), load_prompts(experiment.prompts), read_shape(folder)
     if experiment.train is not None:
-        check_special_tokens(draft_shape(experiment.draft, read_shape(folder)), special_token_ids(folder, tokenizer))
+        check_special_tokens(draft_shape(experiment.draft, shape), special_token_ids(folder, tokenizer))
     capture, answers = experiment.capture, [section.served_tokens for section in (experiment.train, experiment.quantize) if section is not None]
     asked = [("report", experiment.sweep.report_prompts, max(workload.osl for workload in experiment.sweep.workloads))]
     if capture is not None:
@@ -263,7 +263,6 @@ def check_prompts(experiment: Experiment, planned: Sequence[PlannedStage]) -> No
         rendered = render(prompts.split(split, limit), tokenizer, experiment.target.max_model_len - tokens, f"{experiment.prompts.path} (prompts.path)")
         lengths[split] = list(map(len, rendered))
     if capture is not None and capture.mode == "stream":
-        shape = read_shape(folder)
         check_queue(experiment, most_bytes(experiment, lengths["train"], lengths["choose"], len(shape.aux_layers(experiment.draft.aux_layers)) + 1, shape.hidden_size))
 
 
