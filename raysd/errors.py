@@ -61,6 +61,10 @@ class TryAgainError(RaysdError):
     exit_code = 75
 
 
+class NodeLostError(TryAgainError):
+    """A node of the cluster, or what raysd runs on it, has gone."""
+
+
 def from_dict(fields: dict[str, str]) -> RaysdError:
     """The error that `to_dict` described; an unknown kind becomes a StageError, so that a worker's newer error still shows."""
     kinds = {kind.__name__: kind for kind in _children(RaysdError)}

@@ -61,11 +61,10 @@ def _quantize(run: StageRun) -> dict[str, Any]:
 
 
 def _sweep(run: StageRun) -> dict[str, Any]:
-    from raysd.backends.vllm_server import start_servers
-    from raysd.checks.draft_served import with_served_draft
+    from raysd.backends.sweep_nodes import open_nodes
     from raysd.sweep.sweep import sweep
 
-    return sweep(with_served_draft(run), start_servers)
+    return sweep(run, open_nodes)
 
 
 def _report(run: StageRun) -> dict[str, Any]:

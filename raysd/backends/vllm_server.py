@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from raysd.backends import keeper
@@ -26,6 +26,8 @@ MODEL_NAME = "target"
 HOST = "127.0.0.1"
 POLL_S = 0.25
 HTTP_TIMEOUT_S = 10.0
+
+_given: set[int] = set()
 
 
 def server_command(spec: EngineSpec, port: int) -> list[str]:
@@ -145,37 +147,32 @@ class VllmServer:
         return EngineError(what="\n    ".join([what, *lines]), where=self.log_path, fix=fix)
 
 
+def launch(spec: EngineSpec, log_path: Path) -> VllmServer:
+    """A server that has been started and is not ready yet (a Launch)."""
+    return VllmServer(spec, log_path, free_port())
+
+
 @contextlib.contextmanager
 def start_server(spec: EngineSpec, log_path: Path) -> Iterator[VllmServer]:
     """One server: ready on entry, every process of it ended on exit, whatever ends the block."""
-    with start_servers([(spec, log_path)]) as servers:
-        yield servers[0]
-
-
-@contextlib.contextmanager
-def start_servers(engines: Sequence[tuple[EngineSpec, Path]]) -> Iterator[list[VllmServer]]:
-    """Several servers, started side by side: all ready on entry, every process of them ended on exit."""
-    servers: list[VllmServer] = []
+    server = launch(spec, log_path)
     try:
-        for port, (spec, log_path) in zip(free_ports(len(engines)), engines, strict=True):
-            servers.append(VllmServer(spec, log_path, port))
-        starting = servers
-        while starting := [server for server in starting if not server.is_ready()]:
+        while not server.is_ready():
             time.sleep(POLL_S)
-        yield servers
+        yield server
     finally:
-        with contextlib.ExitStack() as stops:  # one that does not end keeps no other from being ended
-            for server in servers:
-                stops.callback(server.stop)
+        server.stop()
 
 
-def free_ports(count: int) -> list[int]:
-    """TCP ports of the loopback interface that nobody listens on, all different."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((HOST, 0))
-        return [each.getsockname()[1] for each in sockets]
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens on, and that this process was not given before: a server listens only seconds later."""
+    while True:
+        with socket.socket() as held:
+            held.bind((HOST, 0))
+            port = held.getsockname()[1]
+        if port not in _given:
+            _given.add(port)
+            return port
 
 
 def parse_acceptance(metrics: str) -> AcceptanceCounts:

@@ -80,6 +80,13 @@ class SweepSection(Section):
     """Requests of a cell, per unit of concurrency."""
     report_prompts: int | None = Field(None, ge=1)
     """How many prompts of the report split to use; null: all."""
+    answer_tokens: int = Field(64, ge=1)
+    """Longest answer, in tokens, of those to the report split that are compared with the baseline's, and over which acceptance is counted; greedy."""
+    residency: Literal["auto", "together", "alone"] = "auto"
+    """Whether the engines of all arms are up at once, so that arms take turns without a restart (`together`), or one at a time (`alone`); auto: together
+    where they fit into the node's memory, on GPUs if their gpu_memory_frac do beside each other."""
+    nodes: Placement[int] = Field(1, ge=1)
+    """Nodes that blocks are spread over, all alike; each reserves what hardware.resources.sweep says. All arms of a block run on one node."""
     temperature: float = Field(0.0, ge=0)
     """Sampling temperature of the measured cells; the answers that are compared are always greedy."""
     near_tie_nat: float = Field(0.25, gt=0)

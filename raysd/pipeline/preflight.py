@@ -171,6 +171,9 @@ def check_local_resources(experiment: Experiment, planned: Sequence[PlannedStage
         if asked_cpus > cores:
             raise ExperimentError(what=f"{train.workers} workers ask for {asked_cpus / train.workers:g} CPU cores each, this machine has {cores}", where="train.workers",
                                   fix="use fewer, or name a cluster that has them with --address")
+    if experiment.sweep.nodes > 1 and any(entry.stage.name == "sweep" and entry.state == "run" for entry in planned):
+        raise ExperimentError(what=f"a sweep on {experiment.sweep.nodes} nodes cannot run on this machine alone", where="sweep.nodes",
+                              fix="use 1, or name a cluster that has them with --address")
     for entry in planned:
         if entry.state != "run":
             continue
@@ -253,7 +256,7 @@ def check_prompts(experiment: Experiment, planned: Sequence[PlannedStage]) -> No
     if experiment.train is not None:
         check_special_tokens(draft_shape(experiment.draft, shape), special_token_ids(folder, tokenizer))
     capture, answers = experiment.capture, [section.served_tokens for section in (experiment.train, experiment.quantize) if section is not None]
-    asked = [("report", experiment.sweep.report_prompts, max(workload.osl for workload in experiment.sweep.workloads))]
+    asked = [("report", experiment.sweep.report_prompts, max([experiment.sweep.answer_tokens, *(workload.osl for workload in experiment.sweep.workloads)]))]
     if capture is not None:
         asked += [("train", capture.train_prompts, capture.max_tokens), ("choose", capture.choose_prompts, max([capture.max_tokens, *answers]))]
     elif answers:

@@ -10,6 +10,7 @@ from typing import Any
 from raysd.artifacts.record import Record, read_record
 from raysd.errors import ArtifactError
 from raysd.experiment import Experiment
+from raysd.sweep.tables import read_rows
 
 Row = dict[str, Any]
 
@@ -91,10 +92,10 @@ def read_inputs(experiment: Experiment, folders: Mapping[str, Path]) -> Inputs:
         if record is None:
             raise ArtifactError(what=f"the {stage} artifact has no record", where=folders[stage], fix=f"run the stage {stage} first")
         records[stage] = record
-    cells = _rows(folders["sweep"] / "cells.parquet", CELL_COLUMNS)
+    cells = _rows(folders["sweep"] / "cells", CELL_COLUMNS)
     if not cells:
         raise ArtifactError(
-            what="the sweep holds no cell", where=folders["sweep"] / "cells.parquet", fix="delete the sweep's artifact to run it again"
+            what="the sweep holds no cell", where=folders["sweep"] / "cells", fix="delete the sweep's artifact to run it again"
         )
     for cell in cells:
         reasons = cell["invalid_reasons"] or []
@@ -110,20 +111,15 @@ def read_inputs(experiment: Experiment, folders: Mapping[str, Path]) -> Inputs:
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> list[Row]:
-    """The named columns of a Parquet file, one dict a row; other columns are left alone."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq  # late: `raysd plan` works without Arrow
+    """The named columns of a table, one dict a row; other columns are left alone."""
+    import pyarrow  # late: `raysd plan` works without Arrow
 
     fix = f"delete {path.parent} to run its stage again"
     try:
-        # The file itself, not its dataset: the folder's `stage/fingerprint` names must not become columns.
-        file = pq.ParquetFile(path)
+        return read_rows(path, columns)
     except FileNotFoundError as err:
         raise ArtifactError(what="a table of the artifact is missing", where=path, fix=fix) from err
-    except pa.ArrowInvalid as err:
+    except pyarrow.ArrowInvalid as err:
         raise ArtifactError(what=f"a table of the artifact is not Parquet: {err}", where=path, fix=fix) from err
-    with file:
-        absent = [name for name in columns if name not in file.schema_arrow.names]
-        if absent:
-            raise ArtifactError(what=f"the table lacks the columns {', '.join(absent)}", where=path, fix=fix)
-        return file.read(columns=list(columns)).to_pylist()
+    except KeyError as err:
+        raise ArtifactError(what=f"the table lacks the columns {', '.join(err.args)}", where=path, fix=fix) from err

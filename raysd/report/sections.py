@@ -38,7 +38,7 @@ def build_document(inputs: Inputs, speedups: Sequence[Speedup]) -> Document:
         tiles=_tiles(inputs, primary(inputs, speedups)),
         sections=sections,
         footer=f"raysd {record.code_version}. Sweep {record.fingerprint[:12]}, ended {record.ended}. "
-        f"The numbers behind every table are in cells.parquet and requests.parquet of that sweep.",
+        f"The numbers behind every table are in cells/ and requests/ of that sweep (Parquet, by arm and workload).",
     )
 
 

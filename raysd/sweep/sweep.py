@@ -1,189 +1,273 @@
-"""The stage `sweep`: every arm's engine up together, greedy answers compared, and every cell measured in an order that hits all arms alike."""
+"""The stage: blocks of cells measured on one node or several, kept as they come, and written as one data set."""
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from raysd.artifacts.fingerprint import fingerprint
 from raysd.artifacts.stage import StageRun
 from raysd.draft.acceptance import AcceptanceCounts
-from raysd.errors import EngineError, StageError
-from raysd.experiment.sweep import Workload
-from raysd.load.client import CompletionRequest, run_closed_loop
-from raysd.prompts.prompt_set import Prompt
-from raysd.prompts.template import render
+from raysd.errors import EngineError, NodeLostError
 from raysd.sweep import tables
-from raysd.sweep.cells import cell_prompts, plan_cells, plan_engines
-from raysd.sweep.engine import Server, StartServers, engine_spec
+from raysd.sweep.bench import Answers, Node
+from raysd.sweep.cells import Cell, Engine, engine_name, plan_block, plan_engines
 from raysd.sweep.kept import keep, kept
-from raysd.sweep.lossless import Answer, Comparison, compare, counts, served_gap
-from raysd.sweep.measure import REQUEST_TIMEOUT_S, measure_cell, run_counted, wait_until_idle
-from raysd.sweep.provenance import provenance
-from raysd.sweep.served import greedy_requests, refuse_failures
-from raysd.target import load_tokenizer, resolve_target
+from raysd.sweep.lossless import Answer, Comparison, Difference, counts
+from raysd.sweep.measure import Measured
+from raysd.sweep.schedule import Answering, Block, Schedule, Work
 
-Engine = tuple[str, int | None]
-"""Arm and k."""
+OpenNodes = Callable[[StageRun], AbstractContextManager[Sequence[Node]]]
+"""`with open_nodes(run) as nodes:` no engine of theirs is left on exit."""
 
-ANSWER_CONCURRENCY = 8
-"""Requests in flight while the answers that are compared are asked for; the same for every arm."""
-WARM_UP_TOKENS = 16
+NONE: Engine = ("none", None)
 
-
-@dataclass(frozen=True)
-class Answers:
-    """The greedy answers of one engine to the report split, and what it counted over them."""
-
-    answers: list[Answer]
-    counted: AcceptanceCounts
+Tell = Callable[[Callable[[], None]], None]
+"""Has something done by the stage's own thread, which alone touches the store."""
 
 
-def sweep(run: StageRun, start_servers: StartServers) -> dict[str, Any]:
-    """Measures every cell of the experiment's sweep; writes cells, requests, answers, lossless and acceptance as Parquet, provenance.json and logs/.
+@dataclass
+class Results:
+    """What is known of a sweep so far."""
+
+    cells: dict[Cell, Measured] = field(default_factory=dict)
+    answers: dict[Engine, Answers] = field(default_factory=dict)
+    comparisons: dict[Engine, list[Comparison]] = field(default_factory=dict)
+    nodes: dict[str, Any] = field(default_factory=dict)
+    """Facts of each node."""
+
+
+def sweep(run: StageRun, open_nodes: OpenNodes) -> dict[str, Any]:
+    """Measures every cell of the experiment's sweep; writes cells/, requests/, answers, lossless and acceptance as Parquet, provenance.json and logs/.
 
     run.inputs: `train` and `quantize` hold the drafts, as their arms need them. What is finished is kept as a piece, and a later attempt does
-    not repeat it; an engine that dies ends the attempt with EngineError. Returns the metrics: acceptance and verdicts by arm for the first k, and counts.
+    not repeat it. A cell whose engine does not start, or dies, is measured once more and is else invalid, with the reason, and the sweep goes on; so it does when
+    one of several nodes is lost. Raises EngineError where nothing can be compared, since the baseline does not start, or no draft does; NodeLostError if
+    all nodes are lost. Returns the metrics: acceptance and verdicts by arm for the first k, and counts.
     """
-    section = run.experiment.sweep
-    target = resolve_target(run.experiment.target, run.progress)
-    tokenizer = load_tokenizer(target, run.experiment.target)
-    prompts = run.prompts.split("report", section.report_prompts)
-    specs = {engine: engine_spec(run.experiment, target, draft_folder(run, engine[0]), engine[1]) for engine in plan_engines(section)}
-    workloads = {workload.name: _requests(run, prompts, tokenizer, workload) for workload in section.workloads}
-    questions = greedy_requests(prompts, tokenizer, section.workloads[0].osl, run.experiment.target.max_model_len, run.experiment.prompts.path)
-    run.progress(f"starting {len(specs)} engines: {', '.join(map(engine_name, specs))}")
-    with start_servers([(spec, run.out / "logs" / f"{engine_name(engine)}.log") for engine, spec in specs.items()]) as started:
-        servers = dict(zip(specs, started, strict=True))
-        _warm_up(run, servers, questions)
-        answers = {engine: _answers(run, engine, server, questions) for engine, server in servers.items()}
-        comparisons = _comparisons(run, answers, servers["none", None], questions)
-        cell_rows, request_rows = _measure(run, servers, workloads)
-        facts = provenance({engine_name(engine): server for engine, server in servers.items()})
-    _write(run.out, cell_rows, request_rows, answers, comparisons, facts)
-    return _metrics(section.k[0], cell_rows, answers, comparisons, {name: engine["start_s"] for name, engine in facts["engines"].items()})
+    desk = _Desk(run)
+    if not desk.is_whole():
+        try:
+            with open_nodes(run) as nodes:
+                desk.work_with(nodes)
+        finally:
+            desk.see_them_off()
+    return desk.write()
 
 
-def engine_name(engine: Engine) -> str:
-    """A name for logs and tables: `none`, `bf16-k3`."""
-    arm, k = engine
-    return arm if k is None else f"{arm}-k{k}"
+class _Desk:
+    """The stage's own side: what is known, what is kept of it, and who is at work. Its methods are called by the stage's thread alone."""
+
+    def __init__(self, run: StageRun) -> None:
+        self._run, self._section = run, run.experiment.sweep
+        self._results = what_is_kept(run)
+        self._blocks = self._section.blocks
+        self._at_work: dict[str, threading.Thread] = {}
+        self._several = False
+
+    def is_whole(self) -> bool:
+        """Whether there is nothing left to do."""
+        engines, results = plan_engines(self._section), self._results
+        return (all(cell in results.cells for cell in self._cells()) and all(engine in results.answers for engine in engines)
+                and all(engine in results.comparisons for engine in engines if engine != NONE))
+
+    def work_with(self, nodes: Sequence[Node]) -> None:
+        """Has the nodes do what is left. Raises what ended the last of them, or what is no fault of a node at once."""
+        together, self._several = all(node.together for node in nodes), len(nodes) > 1
+        blocks = [Block(number, tuple(plan_block(self._section, number, together))) for number in range(self._blocks)]
+        answered = all(engine in self._results.comparisons for engine in plan_engines(self._section) if engine != NONE) and NONE in self._results.answers
+        kept_on = {cell: measured.row["node"] for cell, measured in self._results.cells.items()}
+        self._schedule = Schedule([*([] if answered else [Answering()]), *blocks], kept_on)
+        to_do: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        for node in nodes:
+            at_node = _AtNode(node, self, self._schedule, to_do.put, dict(self._results.answers))
+            self._at_work[node.name] = threading.Thread(target=at_node.work, name=f"sweep on {node.name}", daemon=True)
+        for thread in self._at_work.values():
+            thread.start()
+        try:
+            while self._at_work:
+                to_do.get()()
+        finally:
+            self._schedule.close()
+        for node in nodes:
+            for name, log in node.logs().items():
+                (self._run.out / "logs").mkdir(exist_ok=True)
+                (self._run.out / "logs" / name).write_bytes(log)
+        self._run.progress("all cells are measured", len(self._cells()), len(self._cells()), "cells")
+
+    def see_them_off(self) -> None:
+        """Waits for who was still at work when the stage ended before its time; without their engines they soon find out."""
+        for thread in self._at_work.values():
+            thread.join()
+
+    def says(self, node: str, doing: str) -> None:
+        """A node begins something."""
+        cells = self._cells()
+        self._run.progress(f"{doing}{self._on(node)}", sum(cell in self._results.cells for cell in cells), len(cells), "cells")
+
+    def has_started(self, node: str, facts: dict[str, Any]) -> None:
+        """Engines of a node have started."""
+        self._results.nodes[node] = facts
+        keep(self._run, "nodes", {}, self._results.nodes)
+
+    def has_measured(self, node: str, cell: Cell, measured: Measured) -> None:
+        """A node has a cell."""
+        self._results.cells[cell] = measured
+        if measured.valid:
+            keep(self._run, "cells", cell.identity(), {"row": measured.row, "requests": measured.requests})
+        else:  # not kept: the next attempt measures it again
+            print(f"invalid: {cell.label()}{self._on(node)}: {'; '.join(measured.row['invalid_reasons'])}", flush=True)
+
+    def has_answered(self, engine: Engine, given: Answers) -> None:
+        """An engine has answered the report split."""
+        self._results.answers[engine] = given
+        keep(self._run, "answers", {"engine": engine_name(engine)}, {
+            "answers": [[each.prompt_id, list(each.token_ids), each.finish_reason] for each in given.answers], "counted": asdict(given.counted)})
+
+    def has_compared(self, engine: Engine, comparisons: list[Comparison]) -> None:
+        """An engine's answers are compared with the baseline's."""
+        self._results.comparisons[engine] = comparisons
+        keep(self._run, "comparisons", {"engine": engine_name(engine)}, {"comparisons": [asdict(each) for each in comparisons]})
+
+    def has_done(self) -> None:
+        """A node has done what it took."""
+        if self._schedule.done():
+            self._schedule.close()
+
+    def has_ended(self, node: str, error: BaseException | None) -> None:
+        """A node does nothing any more."""
+        self._at_work.pop(node).join()
+        if error is None:
+            return
+        if not self._at_work or not isinstance(error, (EngineError, NodeLostError)):
+            raise error
+        print(f"given up: the node {node}: {error}", flush=True)
+
+    def write(self) -> dict[str, Any]:
+        """Writes the data set; returns the metrics."""
+        measured = [self._results.cells[cell] for cell in self._cells()]
+        write_results(self._run.out, measured, self._results)
+        return metrics(self._section.k[0], measured, self._results)
+
+    def _cells(self) -> list[Cell]:
+        return [cell for number in range(self._blocks) for cell in plan_block(self._section, number, together=True)]
+
+    def _on(self, node: str) -> str:
+        return f" on {node}" if self._several else ""
 
 
-def draft_folder(run: StageRun, arm: str) -> Path | None:
-    """The checkpoint that an arm drafts with; None for `none`. Raises StageError if the stage that makes it was not run."""
-    if arm == "none":
-        return None
-    if arm == "bf16" and run.experiment.draft.checkpoint is not None:
-        return run.experiment.draft.checkpoint
-    stage = {"bf16": "train", "fp8": "quantize"}[arm]
-    if stage not in run.inputs:
-        raise StageError(what=f"the arm {arm} has no draft: the stage {stage} gave nothing", where="sweep.arms", fix=f"run the stage {stage} first, or remove the arm")
-    folder = run.inputs[stage] / "draft"
-    if not (folder / "config.json").is_file():
-        raise StageError(what=f"the artifact of the stage {stage} holds no draft", where=folder, fix=f"delete the artifact to run the stage {stage} again")
-    return folder
+class _AtNode:
+    """What a node does, in a thread of its own: one piece of work after the other, until there is none."""
+
+    def __init__(self, node: Node, desk: _Desk, schedule: Schedule, tell: Tell, answers: dict[Engine, Answers]) -> None:
+        self._node, self._desk, self._schedule, self._tell = node, desk, schedule, tell
+        self._answers = answers
+        self._hopeless: set[tuple[Engine, str, int]] = set()
+
+    def work(self) -> None:
+        work: Work | None = None
+        error: BaseException | None = None
+        try:
+            while (taken := self._schedule.take(self._node.name)) is not None:
+                work, left = taken
+                if isinstance(work, Answering):
+                    self._answer()
+                for cell in left:
+                    if self._schedule.closed:
+                        return
+                    self._measure(cell)
+                work = None
+                self._tell(self._desk.has_done)
+        except BaseException as err:  # the stage's thread raises it
+            error = err
+            if work is not None:
+                self._schedule.give_back(work)
+        self._tell(partial(self._desk.has_ended, self._node.name, error))
+
+    def _measure(self, cell: Cell) -> None:
+        self._prepare(cell.engine)
+        self._says(cell.label())
+        measured, point = self._node.measure(cell), (cell.engine, cell.workload, cell.concurrency)
+        if not measured.valid and point not in self._hopeless:
+            self._prepare(cell.engine)
+            self._says(f"once more, {cell.label()}")
+            measured = self._node.measure(cell)
+            if not measured.valid:
+                self._hopeless.add(point)  # no second try in the next blocks
+        if measured.valid:
+            self._schedule.measured(cell, self._node.name)
+        self._tell(partial(self._desk.has_measured, self._node.name, cell, measured))
+
+    def _answer(self) -> None:
+        engines = plan_engines(self._node.section)
+        for engine in reversed(engines):  # the baseline, which is asked about the others' answers, comes last, and begins the first block
+            if engine not in self._answers and self._prepare(engine):
+                self._says(f"{engine_name(engine)} answers the report split")
+                if (given := self._node.answer(engine)) is not None:
+                    self._answers[engine] = given
+                    self._tell(partial(self._desk.has_answered, engine, given))
+        self._prepare(NONE)
+        self._says("comparing the answers with the baseline's")
+        for engine in engines[1:]:
+            if engine in self._answers:
+                self._tell(partial(self._desk.has_compared, engine, self._node.compare(self._answers[NONE], self._answers[engine])))
+
+    def _prepare(self, engine: Engine) -> bool:
+        starting = self._node.to_start(engine)
+        if not starting:
+            return True
+        self._says(f"starting {len(starting)} engine{'s' * (len(starting) > 1)}: {', '.join(map(engine_name, starting))}")
+        prepared = self._node.prepare(engine)
+        self._tell(partial(self._desk.has_started, self._node.name, self._node.facts()))
+        return prepared
+
+    def _says(self, doing: str) -> None:
+        self._tell(partial(self._desk.says, self._node.name, doing))
 
 
-def _requests(run: StageRun, prompts: Sequence[Prompt], tokenizer: Any, workload: Workload) -> list[CompletionRequest]:
-    experiment = run.experiment
-    rendered = render(prompts, tokenizer, experiment.target.max_model_len - workload.osl, experiment.prompts.path)
-    return [CompletionRequest(prompt.id, tuple(token_ids), workload.osl, experiment.sweep.temperature, workload.ignore_eos)
-            for prompt, token_ids in zip(prompts, rendered, strict=True)]
+def what_is_kept(run: StageRun) -> Results:
+    """What earlier attempts have kept."""
+    section, results = run.experiment.sweep, Results(nodes=kept(run, "nodes", {}) or {})
+    for engine in plan_engines(section):
+        if (document := kept(run, "answers", {"engine": engine_name(engine)})) is not None:
+            counted = document["counted"]
+            results.answers[engine] = Answers([Answer(prompt_id, tuple(token_ids), reason) for prompt_id, token_ids, reason in document["answers"]],
+                                              AcceptanceCounts(**counted | {"per_position": tuple(counted["per_position"])}))
+        if (document := kept(run, "comparisons", {"engine": engine_name(engine)})) is not None:
+            results.comparisons[engine] = [Comparison(**each | {"difference": each["difference"] and Difference(**each["difference"])})
+                                           for each in document["comparisons"]]
+    for cell in (cell for number in range(section.blocks) for cell in plan_block(section, number, together=True)):
+        if (document := kept(run, "cells", cell.identity())) is not None:
+            results.cells[cell] = Measured(**document)
+    return results
 
 
-def _warm_up(run: StageRun, servers: Mapping[Engine, Server], questions: Sequence[CompletionRequest]) -> None:
-    """Every engine meets every batch size that it will be measured at, with other lengths than the first request of a cell."""
-    for (arm, k), server in servers.items():
-        run.progress(f"warming up {engine_name((arm, k))}")
-        for concurrency in run.experiment.sweep.concurrency_of(arm):
-            short = [CompletionRequest(each.prompt_id, each.prompt_token_ids, min(WARM_UP_TOKENS, each.max_tokens), 0.0, True)
-                     for each in (questions[index % len(questions)] for index in range(concurrency))]
-            refuse_failures(run_closed_loop(server.base_url, server.model, short, concurrency, REQUEST_TIMEOUT_S), server.log_path)
-    wait_until_idle(list(servers.values()))
-
-
-def _answers(run: StageRun, engine: Engine, server: Server, questions: Sequence[CompletionRequest]) -> Answers:
-    identity = {"engine": engine_name(engine), "requests": _requests_identity(questions)}
-    document = kept(run, "answers", identity)
-    if document is None:
-        run.progress(f"{engine_name(engine)} answers the {len(questions)} prompts of the report split")
-        concurrency = min(ANSWER_CONCURRENCY, run.experiment.sweep.engine.max_num_seqs)
-        results, counted = run_counted(server, questions, concurrency)
-        refuse_failures(results, server.log_path)
-        if engine[1] is not None and counted.drafts == 0:  # found now rather than after an hour of cells
-            raise EngineError(what=f"the engine {engine_name(engine)} answered {len(results)} prompts and counted no draft", where=server.log_path,
-                              fix="check in the log that the draft was loaded")
-        document = {"answers": [[result.prompt_id, list(result.token_ids), result.finish_reason] for result in results],
-                    "counted": [counted.drafts, counted.draft_tokens, counted.accepted, list(counted.per_position)]}
-        keep(run, "answers", identity, document)
-    *totals, per_position = document["counted"]
-    return Answers([Answer(prompt_id, tuple(token_ids), reason) for prompt_id, token_ids, reason in document["answers"]],
-                   AcceptanceCounts(*totals, tuple(per_position)))
-
-
-def _comparisons(run: StageRun, answers: Mapping[Engine, Answers], baseline: Server, questions: Sequence[CompletionRequest]) -> dict[Engine, list[Comparison]]:
-    run.progress("comparing the answers with the baseline's")
-    gap = served_gap(baseline.base_url, baseline.model)
-    none = answers["none", None].answers
-    return {engine: [compare(of_none, of_arm, question.prompt_token_ids, run.experiment.sweep.near_tie_nat, gap)
-                     for of_none, of_arm, question in zip(none, given.answers, questions, strict=True)]
-            for engine, given in answers.items() if engine[0] != "none"}
-
-
-def _measure(run: StageRun, servers: Mapping[Engine, Server], workloads: Mapping[str, list[CompletionRequest]]) -> tuple[list[dict], list[dict]]:
-    """Rows of all cells and of their requests. Cells that are compared with each other are kept, and measured again, together: all by one attempt."""
-    cells = plan_cells(run.experiment.sweep)
-    cell_rows: list[dict] = []
-    request_rows: list[dict] = []
-    for _, compared in itertools.groupby(enumerate(cells), key=lambda entry: (entry[1].block, entry[1].workload, entry[1].concurrency)):
-        group = list(compared)
-        requests = cell_prompts(workloads[group[0][1].workload], group[0][1])  # the same for every arm
-        identity = {"cells": [cell.identity() for _, cell in group], "requests": _requests_identity(requests)}
-        document = kept(run, "cells", identity)
-        if document is None:
-            document = {"cells": [], "requests": []}
-            for order, cell in group:
-                run.progress(cell.label(), order, len(cells), "cells")
-                row, rows = measure_cell(cell, order, requests, servers[cell.arm, cell.k], list(servers.values()))
-                document["cells"].append(row)
-                document["requests"] += rows
-            if all(row["valid"] for row in document["cells"]):  # an invalid one is measured again by the next attempt
-                keep(run, "cells", identity, document)
-        cell_rows += document["cells"]
-        request_rows += document["requests"]
-    run.progress("all cells are measured", len(cells), len(cells), "cells")
-    return cell_rows, request_rows
-
-
-def _requests_identity(requests: Sequence[CompletionRequest]) -> str:
-    return fingerprint([[each.prompt_id, list(each.prompt_token_ids), each.max_tokens, each.temperature, each.ignore_eos] for each in requests])
-
-
-def _write(out: Path, cell_rows: list[dict], request_rows: list[dict], answers: Mapping[Engine, Answers], comparisons: Mapping[Engine, list[Comparison]],
-           facts: dict[str, Any]) -> None:
-    tables.write_table(out / "cells.parquet", tables.CELLS, cell_rows)
-    tables.write_table(out / "requests.parquet", tables.REQUESTS, request_rows)
+def write_results(out: Path, measured: Sequence[Measured], results: Results) -> None:
+    """Writes all tables and provenance.json."""
+    tables.write_partitioned(out / "cells", tables.CELLS, [each.row for each in measured])
+    tables.write_partitioned(out / "requests", tables.REQUESTS, [row for each in measured for row in each.requests])
     tables.write_table(out / "answers.parquet", tables.ANSWERS, [
         {"arm": arm, "k": k, "prompt_id": answer.prompt_id, "token_ids": list(answer.token_ids), "finish_reason": answer.finish_reason}
-        for (arm, k), given in answers.items() for answer in given.answers])
+        for (arm, k), given in results.answers.items() for answer in given.answers])
     tables.write_table(out / "lossless.parquet", tables.LOSSLESS, [
         {"arm": arm, "k": k, "prompt_id": each.prompt_id, "verdict": each.verdict, "position": each.difference and each.difference.position,
          "token_none": each.difference and each.difference.token_none, "token_arm": each.difference and each.difference.token_arm, "gap_nat": each.gap_nat}
-        for (arm, k), compared in comparisons.items() for each in compared])
+        for (arm, k), compared in results.comparisons.items() for each in compared])
     tables.write_table(out / "acceptance.parquet", tables.ACCEPTANCE, [
-        {"arm": arm, "k": k, **given.counted.as_metrics()} for (arm, k), given in answers.items() if arm != "none"])
-    (out / "provenance.json").write_text(json.dumps(facts, indent=1, ensure_ascii=False), encoding="utf-8")
+        {"arm": arm, "k": k, **given.counted.as_metrics()} for (arm, k), given in results.answers.items() if arm != "none"])
+    (out / "provenance.json").write_text(json.dumps({"nodes": results.nodes}, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
-def _metrics(first_k: int, cell_rows: list[dict], answers: Mapping[Engine, Answers], comparisons: Mapping[Engine, list[Comparison]],
-             start_s: dict[str, float]) -> dict[str, Any]:
-    gaps = [each.gap_nat for compared in comparisons.values() for each in compared if each.gap_nat is not None]
-    return {"acceptance": {arm: {"k": k, **given.counted.as_metrics()} for (arm, k), given in answers.items() if k == first_k},
-            "lossless": {arm: counts(compared) for (arm, k), compared in comparisons.items() if k == first_k},
-            "largest_gap_nat": max(gaps, default=None), "cells": len(cell_rows), "valid_cells": sum(row["valid"] for row in cell_rows),
-            "engine_start_s": start_s}
+def metrics(first_k: int, measured: Sequence[Measured], results: Results) -> dict[str, Any]:
+    """The figures of the record."""
+    gaps = [each.gap_nat for compared in results.comparisons.values() for each in compared if each.gap_nat is not None]
+    return {"acceptance": {arm: {"k": k, **given.counted.as_metrics()} for (arm, k), given in results.answers.items() if k == first_k},
+            "lossless": {arm: counts(compared) for (arm, k), compared in results.comparisons.items() if k == first_k},
+            "largest_gap_nat": max(gaps, default=None), "cells": len(measured), "valid_cells": sum(each.valid for each in measured),
+            "engine_start_s": {name: engine["start_s"] for facts in results.nodes.values() for name, engine in facts["engines"].items()}}

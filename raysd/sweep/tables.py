@@ -6,18 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised whenever a column changes its name or meaning."""
 
-CELLS = {"arm": "string", "workload": "string", "isl": "double", "osl": "int32", "concurrency": "int32", "k": "int32", "block": "int32", "valid": "bool",
-         "invalid_reasons": "list<string>", "output_tok_s": "double", "total_tok_s": "double", "window_output_tok_s": "double", "ttft_ms_p50": "double",
+CELLS = {"arm": "string", "workload": "string", "isl": "double", "osl": "int32", "concurrency": "int32", "k": "int32", "block": "int32", "node": "string",
+         "valid": "bool", "invalid_reasons": "list<string>", "output_tok_s": "double", "total_tok_s": "double", "window_output_tok_s": "double", "ttft_ms_p50": "double",
          "tpot_ms_p50": "double", "e2el_ms_p50": "double", "drafts": "int64", "draft_tokens": "int64", "accepted": "int64",
          "acceptance_length": "double", "per_position": "list<int64>", "requests": "int32", "failures": "int32", "output_tokens": "int64",
-         "prompt_tokens": "int64", "elapsed_s": "double", "window_s": "double", "achieved_concurrency": "double", "order": "int32",
+         "prompt_tokens": "int64", "elapsed_s": "double", "window_s": "double", "achieved_concurrency": "double", "measured_s": "double",
          "schema_version": "int32"}
-"""One row a cell. isl: prompt tokens on average, as counted; osl: as asked for; k: null for `none`; per_position: accepted tokens, first to k-th."""
+"""One row a cell. isl: prompt tokens on average, as counted; osl: as asked for; k: null for `none`; per_position: accepted tokens, first to k-th;
+node: where it was measured; measured_s: when, in seconds since 1970."""
 
-REQUESTS = {"arm": "string", "workload": "string", "concurrency": "int32", "k": "int32", "block": "int32", "prompt_id": "string", "error": "string",
+REQUESTS = {"arm": "string", "workload": "string", "concurrency": "int32", "k": "int32", "block": "int32", "node": "string", "prompt_id": "string", "error": "string",
             "finish_reason": "string", "prompt_tokens": "int32", "output_tokens": "int32", "dispatched_ms": "double", "ended_ms": "double",
             "ttft_ms": "double", "tpot_ms": "double", "e2el_ms": "double", "chunk_ms": "list<double>", "chunk_tokens": "list<int32>"}
 """One row a request. dispatched_ms, ended_ms, chunk_ms: since the cell's first request was sent."""
@@ -34,15 +35,50 @@ ACCEPTANCE = {"arm": "string", "k": "int32", "drafts": "int64", "draft_tokens": 
 """Each drafting engine's counts over the report split."""
 
 
+PARTITIONS = ("arm", "workload")
+"""Of cells and requests: `cells/arm=bf16/workload=report/part-0.parquet`. As Hive has it, the files do not repeat them; readers take them from the folders' names."""
+
+
 def write_table(path: Path, columns: dict[str, str], rows: Sequence[dict[str, Any]]) -> None:
-    """Writes rows as Parquet. Every row must hold every column and nothing else."""
-    import pyarrow
+    """Writes rows as one Parquet file. Every row must hold every column and nothing else."""
     import pyarrow.parquet
+
+    pyarrow.parquet.write_table(_table(path, columns, rows), path)
+
+
+def write_partitioned(folder: Path, columns: dict[str, str], rows: Sequence[dict[str, Any]]) -> None:
+    """Writes rows as Parquet files into folders by arm and workload; otherwise as write_table."""
+    import pyarrow
+    import pyarrow.dataset
+
+    by_folder = pyarrow.dataset.partitioning(pyarrow.schema([(name, _type(columns[name])) for name in PARTITIONS]), flavor="hive")
+    pyarrow.dataset.write_dataset(_table(folder, columns, rows), folder, format="parquet", partitioning=by_folder, basename_template="part-{i}.parquet",
+                                  preserve_order=True)
+
+
+def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """The named columns of a table, one dict a row: of a file, or of a folder that write_partitioned wrote.
+
+    Raises FileNotFoundError if there is none, pyarrow.ArrowInvalid if it is not Parquet, KeyError with the names of the columns that it lacks.
+    """
+    import pyarrow
+    import pyarrow.dataset
+
+    if not path.exists():
+        raise FileNotFoundError(path)
+    by_folder = pyarrow.dataset.partitioning(pyarrow.schema([(name, pyarrow.string()) for name in PARTITIONS]), flavor="hive") if path.is_dir() else None
+    table = pyarrow.dataset.dataset(path, format="parquet", partitioning=by_folder, partition_base_dir=str(path) if path.is_dir() else None)
+    if absent := [name for name in columns if name not in table.schema.names]:
+        raise KeyError(*absent)
+    return table.to_table(columns=list(columns)).to_pylist()
+
+
+def _table(path: Path, columns: dict[str, str], rows: Sequence[dict[str, Any]]) -> Any:
+    import pyarrow
 
     for row in rows:
         assert set(row) == set(columns), f"{path.name}: {sorted(set(row) ^ set(columns))}"
-    schema = pyarrow.schema([(name, _type(kind)) for name, kind in columns.items()])
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows), schema=schema), path)
+    return pyarrow.Table.from_pylist(list(rows), schema=pyarrow.schema([(name, _type(kind)) for name, kind in columns.items()]))
 
 
 def _type(kind: str) -> Any:

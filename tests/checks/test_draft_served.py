@@ -259,11 +259,11 @@ def rewritten(folder: Path, source: Path, config: dict[str, Any], rename) -> Pat
 
 @pytest.mark.slow
 def test_vllm_serves_the_same_draft_whoever_wrote_it(tmp_path: Path):
-    from raysd.backends.vllm_server import start_servers
     from raysd.experiment.sweep import EngineSettings
     from raysd.load.client import CompletionRequest, run_closed_loop
     from raysd.sweep.engine import EngineSpec
     from raysd.target import read_shape
+    from tests.servers import start_servers
 
     folder = legible_target(tmp_path / "target")
     target, ours = read_shape(folder), reading_draft(tmp_path / "ours", folder)

@@ -74,7 +74,7 @@ def test_a_small_target_is_captured_and_its_draft_trained_quantized_and_served(c
     assert case.quantized <= set(quantized["metrics"]["quantized_weights"])
     assert quantized["metrics"]["acceptance_ratio"] == pytest.approx(1, abs=0.1)
 
-    cells = pq.read_table(artifact(run, "sweep")[1] / "cells.parquet").to_pylist()
+    cells = pq.read_table(artifact(run, "sweep")[1] / "cells").to_pylist()
     assert {cell["arm"] for cell in cells} == {"none", "bf16", "fp8"} and all(cell["valid"] for cell in cells)
     assert run["acceptance_length"]["bf16"] > 1.2 and run["acceptance_length"]["fp8"] > 1.2
     for counts in run["lossless"].values():

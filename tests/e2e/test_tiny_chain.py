@@ -62,7 +62,7 @@ def test_the_replayed_acceptance_is_near_what_vllm_counts(first_run):
 
 def test_cells_and_the_report_are_there(first_run):
     _, run = first_run
-    cells = pq.read_table(files(run, "sweep") / "cells.parquet").to_pylist()
+    cells = pq.read_table(files(run, "sweep") / "cells").to_pylist()
     assert len(cells) == 3 * (2 + 2 + 1) and all(cell["valid"] for cell in cells)
     assert all(cell["drafts"] > 0 for cell in cells if cell["arm"] != "none")
     report = Path(run["report"])

@@ -43,17 +43,17 @@ def result_of(stage: str, folder: Path, record: Record) -> dict[str, Any]:
         return {each.prompt_id: (split, each.prompt_tokens, each.finish_reason, each.token_ids.tolist())
                 for split in ("train", "choose") for each in Captured(folder, split)}
     if stage == "sweep":
-        rows = pq.read_table(folder / "cells.parquet").to_pylist()
+        rows = pq.read_table(folder / "cells").to_pylist()
         return {"cells": sorted((row["block"], row["workload"], row["concurrency"], row["arm"], row["k"] or 0, row["valid"]) for row in rows)}
     return {"files": sorted(record.files), "report": REPORT in record.files}
 
 
 def _check_nothing_twice(ground: Ground, stage: str, record: Record) -> None:
-    # A checkpoint replaces the one before on purpose: what counts is that training goes on where the newest whole one left it.
+    # A checkpoint replaces the one before on purpose: what counts is that training goes on where the newest whole one left it. So do the facts of nodes.
     kept = ground.kept(stage)
-    twice = [name for name, times in kept.items() if not name.startswith("checkpoint") and times > 1 + (name in ground.damaged)]
+    twice = [name for name, times in kept.items() if not name.startswith(("checkpoint", "nodes")) and times > 1 + (name in ground.damaged)]
     _check(not twice, f"{stage}: done twice: {', '.join(twice)}")
-    _check(all(kept[name] > 1 or name.startswith("checkpoint") for name in ground.damaged), f"{stage}: damaged, and not made again")
+    _check(all(kept[name] > 1 or name.startswith(("checkpoint", "nodes")) for name in ground.damaged), f"{stage}: damaged, and not made again")
     if stage == "train":
         _check(all(steps in record.metrics["resumed_steps"] for steps in ground.resumes),
                f"train: checkpoints held {ground.resumes} steps, it went on at {record.metrics['resumed_steps']}")

@@ -13,6 +13,7 @@ import pytest
 from raysd.artifacts.record import Record, encode_record
 from raysd.artifacts.stage import StageRun
 from raysd.experiment import Experiment
+from raysd.sweep.tables import CELLS, SCHEMA_VERSION, write_partitioned
 from tests.stage_runs import attempt
 
 BASELINE_TOK_S = {1: 80.0, 2: 120.0, 4: 180.0, 8: 260.0}
@@ -95,7 +96,7 @@ class Demo:
         per_position = [drafts * 48 // 100, drafts * 22 // 100, drafts * 10 // 100][:k] if k else []
         reasons = self.invalid.get((arm, concurrency, block), [])
         return {
-            "schema_version": 1,
+            "schema_version": SCHEMA_VERSION,
             "arm": arm,
             "workload": self.workload,
             "isl": 38,
@@ -121,7 +122,8 @@ class Demo:
             "output_tokens": 100 * requests,
             "prompt_tokens": 40 * requests,
             "elapsed_s": 100 * requests / output_tok_s,
-            "order": block,
+            "node": "node-a",
+            "measured_s": 1.78e9 + 60 * block,
         }
 
     def run(self) -> StageRun:
@@ -129,7 +131,7 @@ class Demo:
         inputs = {
             "sweep": self.folder("sweep", {"acceptance": self.acceptance, "lossless": self.lossless, "largest_gap_nat": 0.125}, 412.0)
         }
-        pq.write_table(pa.Table.from_pylist(self.cells()), inputs["sweep"] / "cells.parquet")
+        write_cells(inputs["sweep"] / "cells", self.cells())
         served = {key: counts(2_000, 3, [960, 440, 200]) for key in ("bf16_served", "served")}
         inputs["quantize"] = self.folder(
             "quantize",
@@ -218,6 +220,11 @@ class Demo:
         )
         (folder.parent / "record.json").write_bytes(encode_record(record))
         return folder
+
+
+def write_cells(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """As a sweep writes them, with the columns that the rows have."""
+    write_partitioned(folder, {name: kind for name, kind in CELLS.items() if name in rows[0]}, rows)
 
 
 @pytest.fixture

@@ -4,15 +4,16 @@ import base64
 import dataclasses
 import math
 import re
+import shutil
 from html.parser import HTMLParser
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from raysd.artifacts.record import encode_record, read_record
 from raysd.errors import ArtifactError
 from raysd.report.report import report
+from tests.report.conftest import write_cells
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -287,19 +288,23 @@ def test_the_same_artifacts_give_the_same_bytes(demo, tmp_path):
 @pytest.mark.parametrize("damage", ["no sweep", "no record", "no cells", "no column", "no parquet", "empty"])
 def test_inputs_that_cannot_be_read_are_named(demo, damage):
     run = demo.run()
-    cells = run.inputs["sweep"] / "cells.parquet"
+    cells = run.inputs["sweep"] / "cells"
     if damage == "no sweep":
         run = dataclasses.replace(run, inputs={})
     elif damage == "no record":
         (run.inputs["sweep"].parent / "record.json").unlink()
     elif damage == "no cells":
-        cells.unlink()
+        shutil.rmtree(cells)
     elif damage == "no column":
-        pq.write_table(pq.ParquetFile(cells).read().drop_columns(["ttft_ms_p50"]), cells)
+        rows = [{name: value for name, value in row.items() if name != "ttft_ms_p50"} for row in demo.cells()]
+        shutil.rmtree(cells)
+        write_cells(cells, rows)
     elif damage == "no parquet":
-        cells.write_bytes(b"not parquet at all")
+        for path in cells.rglob("*.parquet"):
+            path.write_bytes(b"not parquet at all")
     else:
-        pq.write_table(pa.Table.from_pylist(demo.cells()).slice(0, 0), cells)
+        for path in cells.rglob("*.parquet"):
+            pq.write_table(pq.ParquetFile(path).read().slice(0, 0), path)
     expected = {
         "no sweep": "no sweep",
         "no record": "no record",

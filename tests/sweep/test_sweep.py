@@ -2,22 +2,26 @@
 
 import contextlib
 import json
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet
 import pytest
 
-from raysd.backends.vllm_server import start_servers
+from raysd.backends.sweep_nodes import open_nodes
 from raysd.errors import EngineError, StageError
 from raysd.experiment import Experiment
 from raysd.experiment.draft import DraftSection
 from raysd.prompts.prompt_set import load_prompts
+from raysd.sweep import tables
+from raysd.sweep.bench import draft_folder
 from raysd.sweep.engine import engine_spec
 from raysd.sweep.lossless import served_gap
 from raysd.sweep.served import make_served_acceptance
-from raysd.sweep.sweep import draft_folder, sweep
+from raysd.sweep.sweep import sweep
 from raysd.target import load_tokenizer
+from tests.servers import Shared, start_servers
 from tests.stage_runs import attempt, piece
 from tests.tiny_models import tiny_llama
 
@@ -36,10 +40,13 @@ class Engines:
         """A StartServer that hands out the engines that are already up; their life is tested in tests/backends."""
         yield self.none if spec.draft is None else self.bf16
 
-    @contextlib.contextmanager
-    def start_all(self, engines):
-        """The same as StartServers."""
-        yield [self.none if spec.draft is None else self.bf16 for spec, _ in engines]
+    def launch(self, spec, log_path):
+        """The same as a Launch."""
+        return Shared(self.none if spec.draft is None else self.bf16)
+
+    def nodes(self, run):
+        """An OpenNodes."""
+        return open_nodes(run, self.launch)
 
 
 def tiny_draft(folder: Path, target: Path) -> Path:
@@ -67,7 +74,7 @@ def engines(tmp_path_factory):
     experiment = Experiment.model_validate({
         "name": "tiny", "target": {"model": str(target), "max_model_len": 256}, "prompts": {"path": str(folder / "prompts.jsonl")},
         "draft": {"checkpoint": str(draft)},
-        "sweep": {"arms": ["none", "bf16"], "concurrency": [1, 2], "k": [2], "requests_per_slot": 2, "workloads": [{"osl": 12}],
+        "sweep": {"arms": ["none", "bf16"], "concurrency": [1, 2], "k": [2], "requests_per_slot": 2, "workloads": [{"osl": 12}], "answer_tokens": 12,
                   "engine": {"max_num_seqs": 4, "enforce_eager": True, "kv_cache_bytes": 2**26, "start_timeout_s": 300}}})
     specs = [engine_spec(experiment, target, None, None), engine_spec(experiment, target, draft, 2)]
     with start_servers([(spec, folder / f"{index}.log") for index, spec in enumerate(specs)]) as servers:
@@ -84,22 +91,26 @@ def test_a_sweep_that_was_killed_goes_on_where_it_was(engines, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), attempt(store, engines.experiment, progress=dies_at_the_sixth_cell) as run:
-        sweep(run, engines.start_all)
-    assert not list(run.out.glob("*.parquet"))
+        sweep(run, engines.nodes)
+    assert not list(run.out.rglob("*.parquet")) and not [thread for thread in threading.enumerate() if thread.name.startswith("sweep on")]
     told = []
     with attempt(store, engines.experiment, progress=lambda doing, *progress, **figures: told.append(doing)) as run:
-        metrics = sweep(run, engines.start_all)
+        metrics = sweep(run, engines.nodes)
     again = [doing for doing in told if "block" in doing]
-    # The fifth cell was whole, but not the sixth, which it is compared with: both are measured by the same attempt.
-    assert len(again) == CELLS - 4 and not set(again) & set(measured[:4]) and set(measured[4:]) <= set(again)
+    assert len(again) == CELLS - 5 and not set(again) & set(measured[:5])  # also the fifth, whose comparison had only begun
     assert not [doing for doing in told if "answers the" in doing]
     check(metrics, run.out, {None: engines.none, 2: engines.bf16})
-    cells, answers = (path.read_bytes() for path in (run.out / "cells.parquet", run.out / "answers.parquet"))
+    cells, answers = whole_cells(run.out), (run.out / "answers.parquet").read_bytes()
     told.clear()
     with attempt(store, engines.experiment, progress=lambda doing, *progress, **figures: told.append(doing)) as run:  # killed before it was published
-        sweep(run, engines.start_all)
-    assert not [doing for doing in told if "block" in doing or "answers the" in doing]
-    assert (run.out / "cells.parquet").read_bytes() == cells and (run.out / "answers.parquet").read_bytes() == answers
+        sweep(run, engines.nodes)
+    assert not told, "not even an engine is started"
+    assert whole_cells(run.out) == cells and (run.out / "answers.parquet").read_bytes() == answers
+    assert json.loads((run.out / "provenance.json").read_text())["nodes"]
+
+
+def whole_cells(out: Path) -> list[dict]:
+    return tables.read_rows(out / "cells", list(tables.CELLS))
 
 
 def check(metrics: dict, out: Path, servers: dict) -> None:
@@ -107,18 +118,22 @@ def check(metrics: dict, out: Path, servers: dict) -> None:
     assert metrics["cells"] == metrics["valid_cells"] == CELLS
     assert metrics["lossless"]["bf16"]["broken"] == 0 and sum(metrics["lossless"]["bf16"].values()) == 5
     assert metrics["acceptance"]["bf16"]["k"] == 2 and 1 <= metrics["acceptance"]["bf16"]["acceptance_length"] <= 3
-    cells = pyarrow.parquet.read_table(out / "cells.parquet").to_pylist()
-    assert [cell["order"] for cell in cells] == list(range(CELLS))
+    cells = whole_cells(out)
+    assert {path.parent.relative_to(out).as_posix() for path in out.rglob("part-0.parquet")} == {
+        f"{table}/arm={arm}/workload=report" for table in ("cells", "requests") for arm in ("none", "bf16")}
+    in_turn = [(cell["arm"], cell["concurrency"], cell["block"]) for cell in sorted(cells, key=lambda cell: cell["measured_s"])]
+    assert in_turn == [(arm, c, block) for block in range(3) for c in (1, 2) for arm in (("none", "bf16") if block != 1 else ("bf16", "none"))]
     for cell in cells:
         assert cell["requests"] == 2 * cell["concurrency"] and cell["failures"] == 0 and cell["valid"] and cell["invalid_reasons"] == []
-        assert cell["output_tok_s"] > 0 and cell["window_output_tok_s"] > 0 and cell["ttft_ms_p50"] > 0 and cell["schema_version"] == 1
+        assert cell["output_tok_s"] > 0 and cell["window_output_tok_s"] > 0 and cell["ttft_ms_p50"] > 0 and cell["schema_version"] == 2
+        assert cell["workload"] == "report" and cell["node"]
         if cell["arm"] == "none":
             assert cell["k"] is None and cell["drafts"] == 0 and cell["acceptance_length"] is None
         else:
             assert cell["k"] == 2 and cell["draft_tokens"] == 2 * cell["drafts"] > 0 and sum(cell["per_position"]) == cell["accepted"]
             # every answer starts with a token of the prefill; each verify step then adds its accepted tokens and one of its own
             assert abs(cell["drafts"] + cell["accepted"] + cell["requests"] - cell["output_tokens"]) <= 3 * cell["requests"]
-    requests = pyarrow.parquet.read_table(out / "requests.parquet").to_pylist()
+    requests = tables.read_rows(out / "requests", list(tables.REQUESTS))
     assert len(requests) == REQUESTS
     for request in requests:
         assert sum(request["chunk_tokens"]) == request["output_tokens"] <= 12 and request["dispatched_ms"] <= request["chunk_ms"][0] <= request["ended_ms"]
@@ -130,7 +145,8 @@ def check(metrics: dict, out: Path, servers: dict) -> None:
     answers = pyarrow.parquet.read_table(out / "answers.parquet").to_pylist()
     assert {(row["arm"], row["k"], row["prompt_id"]) for row in answers} == {(arm, k, f"q{i}") for arm, k in (("none", None), ("bf16", 2)) for i in range(5)}
     assert pyarrow.parquet.read_table(out / "lossless.parquet").num_rows == 5 and pyarrow.parquet.read_table(out / "acceptance.parquet").num_rows == 1
-    assert json.loads((out / "provenance.json").read_text())["engines"]["bf16-k2"]["command"] == servers[2].command
+    [facts] = json.loads((out / "provenance.json").read_text())["nodes"].values()
+    assert facts["engines"]["bf16-k2"]["command"] == servers[2].command and facts["residency"]["together"]
 
 
 def test_the_gap_is_what_the_target_says(engines):
@@ -159,22 +175,16 @@ def test_served_acceptance_counts_what_the_engine_counted(engines, tmp_path):
 
 
 def test_an_engine_that_never_drafts_is_found_before_the_cells(engines, tmp_path):
-    """The baseline handed out in the place of the draft's engine: its numbers would be a lie."""
-
-    @contextlib.contextmanager
-    def only_the_baseline(asked):
-        yield [engines.none for _ in asked]
-
+    """The baseline handed out in the place of the only draft's engine: its numbers would be a lie, and there is nothing else to compare."""
     with pytest.raises(EngineError, match="bf16-k2 answered 5 prompts and counted no draft"), attempt(tmp_path, engines.experiment) as run:
-        sweep(run, only_the_baseline)
-    assert len(list(piece(tmp_path, "answers").glob("*.json"))) == 1 and not piece(tmp_path, "cells").exists()
+        sweep(run, lambda run: open_nodes(run, lambda spec, log_path: Shared(engines.none)))
+    assert not piece(tmp_path, "answers").exists() and not piece(tmp_path, "cells").exists()
 
 
 def test_an_arm_without_its_draft_is_an_error_that_names_the_stage(engines, tmp_path):
     experiment = engines.experiment.model_copy(update={"draft": DraftSection()})
-    with attempt(tmp_path / "store", experiment) as run:
-        assert draft_folder(run, "none") is None
-        with pytest.raises(StageError, match="the arm bf16 has no draft: the stage train"):
-            draft_folder(run, "bf16")
-    with attempt(tmp_path / "store", experiment, {"quantize": tmp_path}) as run, pytest.raises(StageError, match="holds no draft"):
-        draft_folder(run, "fp8")
+    assert draft_folder(experiment, {}, "none") is None
+    with pytest.raises(StageError, match="the arm bf16 has no draft: the stage train"):
+        draft_folder(experiment, {}, "bf16")
+    with pytest.raises(StageError, match="holds no draft"):
+        draft_folder(experiment, {"quantize": tmp_path}, "fp8")
