@@ -13,14 +13,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 NAMES = ("a", "b", "c")
 """The head is `a`. Node X declares the resource `node_X`, and every one but the head the resource `worker`."""
 SHUTDOWN_S = 60
+PATIENCE_S = 480
 
 
 class Nodes:
@@ -46,15 +50,76 @@ class Nodes:
         self.ids, self.raylets = told["ids"], told["raylets"]
 
     def jobs(self) -> list[dict[str, Any]]:
-        """Ray's job table. Over plain HTTP: Ray's client takes a token only if it was there when the process first imported Ray."""
-        request = urllib.request.Request(f"{self.address}/api/jobs/", headers={"Authorization": f"Bearer {self.environment['RAY_AUTH_TOKEN']}"})
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        """Ray's job table."""
+        return self.call_jobs("GET")
+
+    def call_jobs(self, method: str, path: str = "", content: dict[str, Any] | None = None) -> Any:
+        """The job server's answer. Over plain HTTP: Ray's client takes a token only if it was there when the process first imported Ray."""
+        request = urllib.request.Request(f"{self.address}/api/jobs/{path}", method=method, data=json.dumps(content or {}).encode() if method == "POST" else None,
+                                         headers={"Authorization": f"Bearer {self.environment['RAY_AUTH_TOKEN']}", "Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
     def _read(self) -> dict[str, Any]:
         line = self._process.stdout.readline()
         assert line, f"the process of the cluster ended with exit code {self._process.wait()}"
         return json.loads(line)
+
+
+class Job:
+    """A job with one of the drivers in tests/backends, whose folder holds what comes of it."""
+
+    def __init__(self, nodes: Nodes, module: str, folder: Path, environment: str = "") -> None:
+        self.nodes, self.folder, self._module = nodes, folder, module
+        entrypoint = f"cd {Path(__file__).parents[1]} && exec env {environment} {sys.executable} -m {module} {folder}"
+        self.id = nodes.call_jobs("POST", "", {"entrypoint": entrypoint})["submission_id"]
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self.ended():
+            self.stop()
+            self.wait()
+
+    def ended(self) -> bool:
+        return self.nodes.call_jobs("GET", self.id)["status"] in ("SUCCEEDED", "FAILED", "STOPPED")
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        self.nodes.call_jobs("POST", f"{self.id}/stop")
+
+    def log(self) -> str:
+        return self.nodes.call_jobs("GET", f"{self.id}/logs")["logs"]
+
+    def wait(self, until: Callable[[], Any] | None = None) -> Any:
+        """Returns when the job has ended, or something is there earlier; fails if the job ends before that."""
+        give_up = time.monotonic() + PATIENCE_S
+        while not (found := (until or self.ended)()):
+            assert time.monotonic() < give_up and (until is None or not self.ended()), self.log()[-6000:]
+            time.sleep(0.2)
+        return found
+
+    def result(self) -> dict[str, Any]:
+        """What the stage came to."""
+        self.wait()
+        path = self.folder / "result.json"
+        assert path.is_file(), self.log()[-6000:]
+        return json.loads(path.read_text())
+
+    def pid(self) -> int:
+        """Of the driver."""
+        return next(process.pid for process in psutil.process_iter(["cmdline"])
+                    if process.info["cmdline"] and process.info["cmdline"][1:] == ["-m", self._module, str(self.folder)])
+
+    def processes(self, named: str) -> list[psutil.Process]:
+        """Those below the raylets whose command line holds a word."""
+        found = []
+        for raylet in self.nodes.raylets.values():
+            for process in psutil.Process(raylet).children(recursive=True):
+                with contextlib.suppress(psutil.Error):  # it has ended
+                    found += [process] if named in " ".join(process.cmdline()) else []
+        return found
 
 
 @contextlib.contextmanager

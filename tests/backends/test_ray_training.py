@@ -7,10 +7,8 @@ import os
 import pickle
 import platform
 import signal
-import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,14 +47,12 @@ from raysd.pipeline import job
 from raysd.pipeline.plan import plan
 from raysd.pipeline.preflight import chain_of, check_local_resources, stages_of
 from tests.backends.training_driver import CAPTURE
-from tests.ray_nodes import Nodes, three_nodes
+from tests.ray_nodes import Job, Nodes, three_nodes
 from tests.records import publish_files
 from tests.stage_runs import attempt, piece
 from tests.tiny_drafts import captured_from
 from tests.tiny_models import tiny_llama
 
-ROOT = Path(__file__).parents[2]
-PATIENCE_S = 480
 SETTINGS = {"steps": 20, "ttt_steps": 2, "conversations_per_step": 4, "evaluations": 2, "served_checkpoints": 1, "served_k": 2, "lr": 1e-3, "precision": "float32",
             "truncated": "keep", "threads": 1}
 
@@ -92,72 +88,19 @@ def folder(experiment_document: dict[str, Any], tmp_path: Path) -> Callable[...,
     return make
 
 
-class Driver:
-    """A job with the driver; its folder holds what comes of it."""
+class Driver(Job):
+    """A job with the driver of a training."""
 
     def __init__(self, nodes: Nodes, folder: Path, environment: str = "") -> None:
-        self._nodes, self.folder = nodes, folder
-        entrypoint = f"cd {ROOT} && exec env {environment} {sys.executable} -m tests.backends.training_driver {folder}"
-        self.id = self._call("POST", "", {"entrypoint": entrypoint})["submission_id"]
-
-    def __enter__(self) -> Driver:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if not self.ended():
-            self.stop()
-            self.wait()
-
-    def ended(self) -> bool:
-        return self._call("GET", self.id)["status"] in ("SUCCEEDED", "FAILED", "STOPPED")
-
-    def stop(self) -> None:
-        """SIGTERM."""
-        self._call("POST", f"{self.id}/stop")
-
-    def log(self) -> str:
-        return self._call("GET", f"{self.id}/logs")["logs"]
-
-    def wait(self, until: Callable[[], Any] | None = None) -> Any:
-        """Returns when the job has ended, or something is there earlier; fails if the job ends before that."""
-        give_up = time.monotonic() + PATIENCE_S
-        while not (found := (until or self.ended)()):
-            assert time.monotonic() < give_up and (until is None or not self.ended()), self.log()[-6000:]
-            time.sleep(0.2)
-        return found
-
-    def result(self) -> dict[str, Any]:
-        """What the stage came to."""
-        self.wait()
-        path = self.folder / "result.json"
-        assert path.is_file(), self.log()[-6000:]
-        return json.loads(path.read_text())
+        super().__init__(nodes, "tests.backends.training_driver", folder, environment)
 
     def workers(self) -> list[psutil.Process]:
         """The processes of Ray Train's workers, of all nodes."""
-        found = []
-        for raylet in self._nodes.raylets.values():
-            for process in psutil.Process(raylet).children(recursive=True):
-                try:
-                    found += [process] if "TrainWorker" in " ".join(process.cmdline()) else []
-                except psutil.Error:  # it has ended
-                    continue
-        return found
-
-    def pid(self) -> int:
-        """Of the driver."""
-        return next(process.pid for process in psutil.process_iter(["cmdline"])
-                    if process.info["cmdline"] and process.info["cmdline"][1:] == ["-m", "tests.backends.training_driver", str(self.folder)])
+        return self.processes("TrainWorker")
 
     def keeps(self) -> bool:
         """Whether a checkpoint is kept, and a worker is there."""
         return any(piece(self.folder / "store", name).exists() for name in NAMES) and bool(self.workers())
-
-    def _call(self, method: str, path: str, content: dict[str, Any] | None = None) -> dict[str, Any]:
-        request = urllib.request.Request(f"{self._nodes.address}/api/jobs/{path}", method=method, data=json.dumps(content or {}).encode() if method == "POST" else None,
-                                         headers={"Authorization": f"Bearer {self._nodes.environment['RAY_AUTH_TOKEN']}", "Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)
 
 
 def alone(folder: Path) -> dict[str, Any]:
