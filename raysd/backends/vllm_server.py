@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from raysd.backends.engine_log import telling_lines
 from raysd.backends.process_group import end_group, exit_words
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.errors import EngineError
-from raysd.sweep.engine import EngineSpec
+from raysd.sweep.engine import EngineCounters, EngineSpec
 
 MODEL_NAME = "target"
 HOST = "127.0.0.1"
@@ -108,16 +109,12 @@ class VllmServer:
         if code is not None:
             raise self._error(f"{what} with {exit_words(code)}", "the lines above say why; the whole log is in the file named")
 
-    def acceptance(self) -> AcceptanceCounts:
-        """The spec_decode counters since the server started; all zero without a draft. Raises EngineError if they cannot be read."""
-        return parse_acceptance(self._metrics())
-
-    def running_requests(self) -> int:
-        """Requests that the engine works on or has queued. Raises EngineError if the server does not say."""
-        samples = [sample.value for sample in _samples(self._metrics()) if sample.name in ("vllm:num_requests_running", "vllm:num_requests_waiting")]
-        if not samples:
+    def counters(self) -> EngineCounters:
+        """What the engine counted since it started. Raises EngineError if it cannot be read."""
+        counters = parse_counters(self._metrics())
+        if counters is None:
             raise self._error("the server's /metrics do not hold vllm:num_requests_running", "remove disable-log-stats from sweep.engine.extra_args")
-        return int(sum(samples))
+        return counters
 
     def stop(self) -> None:
         """Ends every process of the server: SIGTERM to its group, SIGKILL after 15 s. Returns when none is left."""
@@ -175,26 +172,30 @@ def free_port() -> int:
             return port
 
 
-def parse_acceptance(metrics: str) -> AcceptanceCounts:
-    """The spec_decode counters in the text of `/metrics`, summed over engines."""
-    totals = {"num_drafts": 0, "num_draft_tokens": 0, "num_accepted_tokens": 0}
-    by_position: dict[int, int] = {}
-    for sample in _samples(metrics):
-        name = sample.name.removeprefix("vllm:spec_decode_").removesuffix("_total")
-        if sample.name == f"vllm:spec_decode_{name}_total":
-            if name in totals:
-                totals[name] += int(sample.value)
-            elif name == "num_accepted_tokens_per_pos":
-                position = int(sample.labels["position"])
-                by_position[position] = by_position.get(position, 0) + int(sample.value)
-    per_position = tuple(by_position.get(position, 0) for position in range(max(by_position, default=-1) + 1))
-    return AcceptanceCounts(totals["num_drafts"], totals["num_draft_tokens"], totals["num_accepted_tokens"], per_position)
+def parse_counters(metrics: str) -> EngineCounters | None:
+    """The engine's counters in the text of `/metrics`, summed over engines; None if the count of running requests is not among them.
 
-
-def _samples(metrics: str):
+    As vLLM names them (`vllm:spec_decode_num_drafts_total`), or as they are called where Ray exports them: there a colon is an underscore, and `ray_` stands in
+    front (vllm/v1/metrics/ray_wrappers.py).
+    """
     from prometheus_client.parser import text_string_to_metric_families
 
-    return (sample for family in text_string_to_metric_families(metrics) for sample in family.samples)
+    totals: dict[str, float] = defaultdict(float)
+    by_position: dict[int, int] = defaultdict(int)
+    for sample in (sample for family in text_string_to_metric_families(metrics) for sample in family.samples):
+        name = sample.name.removeprefix("ray_").removesuffix("_total")
+        if name.startswith(("vllm:", "vllm_")):
+            name = name[len("vllm:"):]
+        if name == "spec_decode_num_accepted_tokens_per_pos":
+            by_position[int(sample.labels["position"])] += int(sample.value)
+        else:
+            totals[name] += sample.value
+    if "num_requests_running" not in totals:
+        return None
+    acceptance = AcceptanceCounts(*(int(totals[f"spec_decode_{name}"]) for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")),
+                                  tuple(by_position[position] for position in range(max(by_position, default=-1) + 1)))
+    return EngineCounters(acceptance, int(totals["num_requests_running"] + totals["num_requests_waiting"]), int(totals["prefix_cache_hits"]),
+                          int(totals["num_preemptions"]), totals["process_start_time_seconds"])
 
 
 def _flag(name: str, value: str | float | bool) -> list[str]:

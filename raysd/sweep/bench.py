@@ -129,8 +129,8 @@ class Bench:
                 error = err
                 self._engines.put_away(engine)
                 continue
-            if engine[1] is None or counted.drafts > 0:
-                return Answers([Answer(result.prompt_id, result.token_ids, result.finish_reason) for result in results], counted)
+            if engine[1] is None or counted.acceptance.drafts > 0:
+                return Answers([Answer(result.prompt_id, result.token_ids, result.finish_reason) for result in results], counted.acceptance)
             error = EngineError(what=f"the engine {engine_name(engine)} answered {len(results)} prompts and counted no draft", where=server.log_path,
                                 fix="check in the log that the draft was loaded")
             break  # found now rather than after an hour of cells
@@ -161,7 +161,7 @@ class Bench:
         """What is measured beside a busy engine would be wrong; one that stays busy, or is dead, is put away."""
         for engine, server in self._engines.up.items():
             try:
-                wait_until_idle([server])
+                wait_until_idle(server)
             except EngineError:
                 self._engines.put_away(engine)
 

@@ -33,6 +33,22 @@ class EngineSpec:
     settings: EngineSettings
 
 
+@dataclass(frozen=True)
+class EngineCounters:
+    """What an engine says of itself at one moment. All but `running` and `started_s` only grow while it lives."""
+
+    acceptance: AcceptanceCounts
+    """All zero without a draft."""
+    running: int
+    """Requests that it works on or has queued."""
+    prefix_hit_tokens: int
+    """Prompt tokens that it took from its prefix cache instead of computing them."""
+    preemptions: int
+    """Requests that it threw out of its KV cache, to compute them again."""
+    started_s: float
+    """When its server's process started, in seconds since 1970."""
+
+
 class Server(Protocol):
     """A vLLM server that was started."""
 
@@ -49,11 +65,8 @@ class Server(Protocol):
     def is_ready(self) -> bool:
         """Whether it answers. Raises EngineError, with the telling lines of the log, if it has ended or takes too long."""
 
-    def acceptance(self) -> AcceptanceCounts:
-        """The spec_decode counters since the server started; all zero without a draft."""
-
-    def running_requests(self) -> int:
-        """Requests that the engine works on or has queued."""
+    def counters(self) -> EngineCounters:
+        """What it counted since it started. Raises EngineError if that cannot be read."""
 
     def check_alive(self) -> None:
         """Raises EngineError, with the telling lines of the log, if the server's process has ended."""

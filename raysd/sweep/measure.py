@@ -54,27 +54,39 @@ def unmeasured(cell: Cell, node: str, error: EngineError) -> Measured:
                                                   "schema_version": tables.SCHEMA_VERSION}, [])
 
 
-def run_counted(server: Server, requests: Sequence[CompletionRequest], concurrency: int) -> tuple[list[RequestResult], AcceptanceCounts]:
+@dataclass(frozen=True)
+class Counted:
+    """What an engine counted over some requests."""
+
+    acceptance: AcceptanceCounts
+    prefix_hit_tokens: int
+    preemptions: int
+    restarted: bool
+    """Whether it was started anew meanwhile: then the counts are of a part."""
+
+
+def run_counted(server: Server, requests: Sequence[CompletionRequest], concurrency: int) -> tuple[list[RequestResult], Counted]:
     """The results of some requests, and what the engine counted over them. Raises EngineError if the engine dies."""
-    before = server.acceptance()
+    before = server.counters()
     results = run_closed_loop(server.base_url, server.model, requests, concurrency, REQUEST_TIMEOUT_S)
     server.check_alive()
-    wait_until_idle([server])  # the counters of the last step are written with the count of running requests, a moment after its tokens are sent
-    return results, server.acceptance() - before
+    wait_until_idle(server)  # the counters of the last step are written with the count of running requests, a moment after its tokens are sent
+    after = server.counters()
+    return results, Counted(after.acceptance - before.acceptance, after.prefix_hit_tokens - before.prefix_hit_tokens, after.preemptions - before.preemptions,
+                            after.started_s != before.started_s)
 
 
-def wait_until_idle(engines: Sequence[Server]) -> None:
-    """Returns when no engine has a request. Raises EngineError if one stays busy: what is measured beside it would be wrong."""
+def wait_until_idle(engine: Server) -> None:
+    """Returns when the engine has no request. Raises EngineError if it stays busy: what is measured beside it would be wrong."""
     deadline = time.monotonic() + IDLE_PATIENCE_S
-    for engine in engines:
-        while (running := engine.running_requests()) > 0:
-            if time.monotonic() > deadline:
-                raise EngineError(what=f"the engine still works on {running} requests after {IDLE_PATIENCE_S:g} s, and nobody waits for them",
-                                  where=engine.log_path, fix="find in the log what it is busy with; is somebody else using it?")
-            time.sleep(0.02)
+    while (running := engine.counters().running) > 0:
+        if time.monotonic() > deadline:
+            raise EngineError(what=f"the engine still works on {running} requests after {IDLE_PATIENCE_S:g} s, and nobody waits for them",
+                              where=engine.log_path, fix="find in the log what it is busy with; is somebody else using it?")
+        time.sleep(0.02)
 
 
-def invalid_reasons(cell: Cell, metrics: LoadMetrics, counted: AcceptanceCounts, results: Sequence[RequestResult],
+def invalid_reasons(cell: Cell, metrics: LoadMetrics, counted: Counted, results: Sequence[RequestResult],
                     requests: Sequence[CompletionRequest]) -> list[str]:
     """Why the numbers of a cell must not be used; empty: they may."""
     reasons = []
@@ -85,10 +97,14 @@ def invalid_reasons(cell: Cell, metrics: LoadMetrics, counted: AcceptanceCounts,
         reasons.append(f"the asked concurrency of {cell.concurrency} was never reached")
     elif metrics.achieved_concurrency < STEADY_SHARE * cell.concurrency:
         reasons.append(f"{metrics.achieved_concurrency:.2f} requests were in flight on average, {cell.concurrency} were asked for")
-    if cell.k is not None and counted.drafts == 0:
+    if counted.restarted:
+        reasons.append("the server was started anew while it was measured")
+    if counted.prefix_hit_tokens:
+        reasons.append(f"{counted.prefix_hit_tokens} prompt tokens came from the prefix cache")
+    if cell.k is not None and counted.acceptance.drafts == 0:
         reasons.append("the engine counted no draft")
-    if cell.k is None and counted.drafts > 0:
-        reasons.append(f"the engine of the baseline counted {counted.drafts} drafts")
+    if cell.k is None and counted.acceptance.drafts > 0:
+        reasons.append(f"the engine of the baseline counted {counted.acceptance.drafts} drafts")
     short = sum(result.error is None and request.ignore_eos and result.output_tokens != request.max_tokens
                 for result, request in zip(results, requests, strict=True))
     if short:
@@ -100,12 +116,12 @@ def _key(cell: Cell, node: str) -> Row:
     return {"arm": cell.arm, "workload": cell.workload, "concurrency": cell.concurrency, "k": cell.k, "block": cell.block, "node": node}
 
 
-def _cell_row(cell: Cell, node: str, metrics: LoadMetrics, counted: AcceptanceCounts, reasons: list[str]) -> Row:
-    good = metrics.requests - metrics.failures
+def _cell_row(cell: Cell, node: str, metrics: LoadMetrics, counted: Counted, reasons: list[str]) -> Row:
+    good, acceptance = metrics.requests - metrics.failures, counted.acceptance
     return {**_key(cell, node), "isl": metrics.prompt_tokens / good if good else None, "osl": cell.osl, "valid": not reasons, "invalid_reasons": reasons,
-            **asdict(metrics), "drafts": counted.drafts, "draft_tokens": counted.draft_tokens, "accepted": counted.accepted,
-            "acceptance_length": counted.acceptance_length if counted.drafts else None, "per_position": list(counted.per_position),
-            "measured_s": round(time.time(), 3), "schema_version": tables.SCHEMA_VERSION}
+            **asdict(metrics), "drafts": acceptance.drafts, "draft_tokens": acceptance.draft_tokens, "accepted": acceptance.accepted,
+            "acceptance_length": acceptance.acceptance_length if acceptance.drafts else None, "per_position": list(acceptance.per_position),
+            "preemptions": counted.preemptions, "measured_s": round(time.time(), 3), "schema_version": tables.SCHEMA_VERSION}
 
 
 def _request_row(result: RequestResult, started_ns: int) -> Row:

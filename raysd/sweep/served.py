@@ -34,7 +34,7 @@ def make_served_acceptance(experiment: Experiment, target_folder: Path, tokenize
             progress(f"counting the draft's acceptance over {len(requests)} prompts, k = {k}")
             results, counted = run_counted(server, requests, settings.max_num_seqs)
             refuse_failures(results, server.log_path)
-        return counted
+        return counted.acceptance
 
     return served_acceptance
 

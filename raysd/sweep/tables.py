@@ -13,7 +13,7 @@ CELLS = {"arm": "string", "workload": "string", "isl": "double", "osl": "int32",
          "valid": "bool", "invalid_reasons": "list<string>", "output_tok_s": "double", "total_tok_s": "double", "window_output_tok_s": "double", "ttft_ms_p50": "double",
          "tpot_ms_p50": "double", "e2el_ms_p50": "double", "drafts": "int64", "draft_tokens": "int64", "accepted": "int64",
          "acceptance_length": "double", "per_position": "list<int64>", "requests": "int32", "failures": "int32", "output_tokens": "int64",
-         "prompt_tokens": "int64", "elapsed_s": "double", "window_s": "double", "achieved_concurrency": "double", "measured_s": "double",
+         "prompt_tokens": "int64", "elapsed_s": "double", "window_s": "double", "achieved_concurrency": "double", "preemptions": "int32", "measured_s": "double",
          "schema_version": "int32"}
 """One row a cell. isl: prompt tokens on average, as counted; osl: as asked for; k: null for `none`; per_position: accepted tokens, first to k-th;
 node: where it was measured; measured_s: when, in seconds since 1970."""

@@ -1,5 +1,6 @@
 import json
 import os
+import time
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +9,11 @@ import pytest
 
 from raysd.backends.engine_log import telling_lines
 from raysd.backends.process_group import group_members
-from raysd.backends.vllm_server import free_port, parse_acceptance, server_command, server_environment, start_server
+from raysd.backends.vllm_server import free_port, parse_counters, server_command, server_environment, start_server
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.errors import EngineError
 from raysd.experiment.sweep import EngineSettings
-from raysd.sweep.engine import EngineSpec
+from raysd.sweep.engine import EngineCounters, EngineSpec
 from tests.tiny_models import tiny_llama
 
 SETTINGS = EngineSettings(max_num_seqs=4, enforce_eager=True, kv_cache_bytes=2**26, start_timeout_s=180)
@@ -89,8 +90,12 @@ def test_counters_of_several_engines_add_up():
         ("num_drafts", "", 10.0), ("num_draft_tokens", "", 30.0), ("num_accepted_tokens", "", 12.0),
         ("num_accepted_tokens_per_pos", ',position="0"', 8.0), ("num_accepted_tokens_per_pos", ',position="1"', 4.0),
         ("num_accepted_tokens_per_pos", ',position="2"', 0.0)]) + "\n"
-    assert parse_acceptance(text) == AcceptanceCounts(20, 60, 24, (16, 8, 0))
-    assert parse_acceptance("vllm:num_requests_running 0.0\n") == AcceptanceCounts(0, 0, 0, ())
+    text += "vllm:num_requests_running 2.0\nvllm:num_requests_waiting 1.0\nvllm:prefix_cache_hits_total 48.0\nvllm:num_preemptions_total 5.0\nprocess_start_time_seconds 1.7e9\n"
+    counted = EngineCounters(AcceptanceCounts(20, 60, 24, (16, 8, 0)), 3, 48, 5, 1.7e9)
+    assert parse_counters(text) == counted
+    assert parse_counters(text.replace("vllm:", "ray_vllm_")) == counted, "as Ray exports them"
+    assert parse_counters("vllm:num_requests_running 0.0\n") == EngineCounters(AcceptanceCounts(0, 0, 0, ()), 0, 0, 0, 0)
+    assert parse_counters("process_start_time_seconds 1.7e9\n") is None
 
 
 def test_the_log_is_boiled_down_to_what_went_wrong():
@@ -121,8 +126,9 @@ def test_a_server_answers_counts_and_leaves_nothing_behind(target, tmp_path):
         body = {"model": server.model, "prompt": [5, 6, 7, 8], "max_tokens": 8, "temperature": 0, "return_token_ids": True}
         first, second = (ask(server.base_url, body)["choices"][0]["token_ids"] for _ in range(2))
         assert first == second and len(first) >= 1
-        assert server.acceptance() == AcceptanceCounts(0, 0, 0, ())
-        assert server.running_requests() == 0
+        counters = server.counters()
+        assert counters.acceptance == AcceptanceCounts(0, 0, 0, ()) and counters.running == counters.prefix_hit_tokens == counters.preemptions == 0
+        assert abs(counters.started_s + server.start_s - time.time()) < 60
         assert 0 < server.start_s < 180
         group = server._process.pid
         assert len(group_members(group)) >= 2

@@ -287,6 +287,6 @@ def test_vllm_serves_the_same_draft_whoever_wrote_it(tmp_path: Path):
         for name, server in zip(specs, servers, strict=True):
             asked = [CompletionRequest(f"q{start}", (start, start + 7), 40, 0.0, True) for start in (20, 60, 100, 140)]
             results = run_closed_loop(server.base_url, server.model, asked, 1, 120)
-            answers[name], counted[name] = [result.token_ids for result in results], server.acceptance()
+            answers[name], counted[name] = [result.token_ids for result in results], server.counters().acceptance
     assert counted["ours"] == counted["leaving"] == counted["speculators"] and answers["ours"] == answers["leaving"] == answers["speculators"]
     assert counted["ours"].per_position[0] > 0.5 * counted["ours"].drafts and counted["misread"].per_position[0] < 0.1 * counted["misread"].drafts

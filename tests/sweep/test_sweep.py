@@ -168,9 +168,9 @@ def test_served_acceptance_counts_what_the_engine_counted(engines, tmp_path):
     experiment = engines.experiment
     prompts = load_prompts(experiment.prompts).split("report")
     served = make_served_acceptance(experiment, engines.target, load_tokenizer(engines.target, experiment.target), engines.start, tmp_path, lambda *doing, **figures: None, 16)
-    before = engines.bf16.acceptance()
+    before = engines.bf16.counters().acceptance
     counts = served(experiment.draft.checkpoint, prompts, 2)
-    assert counts == engines.bf16.acceptance() - before
+    assert counts == engines.bf16.counters().acceptance - before
     assert counts.draft_tokens == 2 * counts.drafts > 0 and counts.accepted == sum(counts.per_position)
 
 
