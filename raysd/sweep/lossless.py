@@ -3,15 +3,18 @@
 Exact equality is not to be had in bf16: batch shapes change the last bit, and two tokens within one rounding step of each other change places, in
 the baseline too. So where two answers first differ, the target itself is asked for the log-probabilities of both tokens after the text
 that they share: if they are close the answers are a near tie, and if not, the arm said something that the target would not have said.
+
+At a temperature above 0 no answer is the right one, and many are compared instead: they must follow one distribution with a draft and without.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from raysd.errors import EngineError
+from raysd.errors import EngineError, MeasurementError
 from raysd.load.ask import ask_completion
 
 Verdict = Literal["equal", "near_tie", "broken"]
@@ -50,6 +53,9 @@ class Comparison:
     gap_nat: float | None = None
     """How much more likely the target finds one of the two tokens than the other; None if one answer just ends, which no rounding explains."""
 
+
+LEAST_EXPECTED = 5.0
+"""What a chi-square test must expect of an outcome in each sample (Cochran, Biometrics 10, 1954); rarer ones are counted together."""
 
 TokenGap = Callable[[Sequence[int], int, int], float]
 """`gap(token_ids, a, b)`: |log p(a) - log p(b)| in nat, for the token that the target puts after token_ids."""
@@ -97,3 +103,31 @@ def served_gap(base_url: str, model: str) -> TokenGap:
                               fix="use a vLLM whose /v1/completions knows `logprob_token_ids` (0.32 does)") from err
 
     return gap
+
+
+def distribution_p_value(none: Sequence[Hashable], arm: Sequence[Hashable]) -> float:
+    """How likely two samples of one distribution differ as much as these: Pearson's chi-square test of homogeneity, in [0, 1].
+
+    none, arm: independent outcomes without a draft and with one, say the token that each of many answers to one prompt has at one place. Outcomes too rare to
+    be compared alone are compared as one; if that leaves a single outcome, nothing differs that could be told, and the value is 1. Raises MeasurementError if
+    a sample is so small that no outcome can be compared: that would pass for agreement.
+    """
+    from scipy.stats import chi2_contingency
+
+    smaller = min(len(none), len(arm))
+    if smaller < 2 * LEAST_EXPECTED:
+        raise MeasurementError(what=f"{len(none)} and {len(arm)} answers are too few to compare distributions", where="the sampled answers",
+                               fix=f"sample at least {2 * LEAST_EXPECTED:g} of each, and some hundreds to find anything")
+    counted = Counter(none), Counter(arm)
+    both = counted[0] + counted[1]
+    share = smaller / (len(none) + len(arm))
+    common = [outcome for outcome, times in both.items() if times * share >= LEAST_EXPECTED]
+    table = [[sample[outcome] for outcome in common] + [sample.total() - sum(sample[outcome] for outcome in common)] for sample in counted]
+    rest = table[0][-1] + table[1][-1]
+    if rest * share < LEAST_EXPECTED:  # too few for a column of their own: they join the rarest of the others
+        rarest = min(range(len(common)), key=lambda column: table[0][column] + table[1][column])
+        for row in table:
+            row[rarest] += row.pop()
+    if len(table[0]) == 1:
+        return 1.0
+    return float(chi2_contingency(table, correction=False).pvalue)
