@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from raysd.errors import ExperimentError
 from raysd.experiment.experiment import Experiment
+from raysd.experiment.prompts import HUB_PREFIX
 
 
 def load_experiment(path: Path | str) -> Experiment:
@@ -110,8 +111,10 @@ def _absolute_paths(experiment: Experiment, path: Path) -> Experiment:
     folder = path.resolve().parent
 
     def absolute(value: Path | None, field: str) -> Path | None:
+        if value is None or str(value).startswith(HUB_PREFIX):
+            return value
         try:
-            return None if value is None else (folder / value.expanduser()).resolve()
+            return (folder / value.expanduser()).resolve()
         except (RuntimeError, ValueError, OSError) as err:  # a user that does not exist, a link to itself, a NUL
             raise ExperimentError(what=f"{str(value)[:80]!r} is not a usable path: {err}", where=f"{path}: {field}", fix="correct the path") from err
 

@@ -1,4 +1,4 @@
-"""A prompt set: read from JSONL, checked, and split by topic into train, choose and report."""
+"""A prompt set: read from its source, checked, and split by topic into train, choose and report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Literal
 from raysd.artifacts import fingerprint
 from raysd.errors import ExperimentError
 from raysd.experiment.prompts import PromptsSection
-from raysd.prompts.rows import Row, prompt_files, read_rows
+from raysd.prompts.rows import Row
+from raysd.prompts.source import read_source
 
 Split = Literal["train", "choose", "report"]
 
@@ -25,6 +26,8 @@ class Prompt:
     """Chat messages, `role` and `content`."""
     topic: str
     split: Split
+    category: str | None = None
+    """What kind of request it is, for acceptance by category; None if its source does not say."""
 
 
 @dataclass(frozen=True)
@@ -49,34 +52,30 @@ class PromptSet:
         return found[:limit]
 
     def fingerprint(self, *splits: Split) -> str:
-        """Hash of what these splits hold: ids, messages, topics, splits and their order.
+        """Hash of what these splits hold: ids, messages, topics, splits, categories and their order.
 
         The folder that the files lie in is no part of it; a file's name is, for rows without an `id` of their own.
         """
-        return fingerprint([[prompt.id, list(prompt.messages), prompt.topic, prompt.split]
+        return fingerprint([[prompt.id, list(prompt.messages), prompt.topic, prompt.split, *([] if prompt.category is None else [prompt.category])]
                             for prompt in self.prompts if prompt.split in splits])
 
 
 def load_prompts(section: PromptsSection) -> PromptSet:
     """The prompts at `section.path`, each with a split.
 
-    A row has `prompt` or `messages`, optionally `id` (else `<file name>:<line>`), `topic` (else the id) and `split`; other keys are the
-    user's own. A row without a split follows its topic where another row names that topic's split, and is otherwise put into one by
+    A row has `prompt` or `messages`, optionally `id` (else `<file name>:<line>`), `topic` (else the id), `category` and `split`; other keys are the
+    user's own. Recorded conversations and SPEED-Bench's questions are read as such rows (files.py). A row without a split follows its topic where another row names that topic's split, and is otherwise put into one by
     SHA-256 of the seed and its topic, so a topic never lies in two splits.
 
     Raises ExperimentError, naming file, line and field, for a missing or empty source, a row that cannot be used, an id that is
     there twice, and a topic that the rows themselves put into two splits.
     """
-    rows = [row for file in prompt_files(section.path) for row in read_rows(file)]
-    if not rows:
-        raise ExperimentError(what="there is not one prompt in it", where=f"{section.path} (prompts.path)",
-                              fix="write one request a line: {\"prompt\": \"...\"}")
-    _refuse_duplicate_ids(rows)
+    rows = read_source(section.path, "prompts.path")
     named = _named_splits(rows)
     prompts = []
     for row in rows:
         split = row.split or named.get(row.topic) or drawn_split(_group(row), section.seed, section.choose_frac, section.report_frac)
-        prompts.append(Prompt(id=row.id, messages=row.messages, topic=row.topic or row.id, split=split))
+        prompts.append(Prompt(id=row.id, messages=row.messages, topic=row.topic or row.id, split=split, category=row.category))
     _refuse_leaks(prompts, section)
     return PromptSet(prompts=tuple(prompts), source=str(section.path))
 
@@ -118,12 +117,3 @@ def _named_splits(rows: Iterable[Row]) -> dict[str | None, Split]:
                                        f"{earlier.place}: what is held out would leak", where=f"{row.place}: split",
                                   fix="put all rows of a topic into one split")
     return {topic: row.split for topic, row in first.items()}
-
-
-def _refuse_duplicate_ids(rows: Iterable[Row]) -> None:
-    first: dict[str, Row] = {}
-    for row in rows:
-        earlier = first.setdefault(row.id, row)
-        if earlier is not row:
-            raise ExperimentError(what=f"the id `{row.id}` is already that of {earlier.place}", where=f"{row.place}: id",
-                                  fix="give every row an id of its own, or leave ids out")

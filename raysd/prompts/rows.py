@@ -1,11 +1,8 @@
-"""The lines of a prompt file: found, parsed and checked one by one."""
+"""The rows of a prompt file, checked one by one."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from raysd.errors import ExperimentError
@@ -16,70 +13,33 @@ ROLES = ("system", "user", "assistant")
 
 @dataclass(frozen=True)
 class Row:
-    """One line as it was written; None for what it leaves out."""
+    """One row as it was written; None for what it leaves out."""
 
     place: str
-    """`<path>:<line>`, for messages."""
+    """`<path>:<line>` or the like, for messages."""
     id: str
-    """The row's own, or `<file name>:<line>`."""
+    """The row's own, or `<file name>:<number>`."""
     messages: tuple[dict[str, str], ...]
     topic: str | None
     split: str | None
+    category: str | None = None
+    """What kind of request it is, for acceptance by category: `coding`, say."""
 
 
-def prompt_files(path: Path) -> list[Path]:
-    """The JSONL files at a path: the file itself, or those directly in the folder, by name. Raises ExperimentError if there is none."""
-    where = f"{path} (prompts.path)"
-    if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix == ".jsonl" and not file.name.startswith(".") and file.is_file())
-        if not files:
-            raise ExperimentError(what="the folder of prompts holds no .jsonl file", where=where,
-                                  fix="put one in, one request a line: {\"prompt\": \"...\"}")
-        return files
-    if not path.exists():
-        raise ExperimentError(what="there is no prompt file or folder here", where=where,
-                              fix="correct `prompts.path`; it is relative to the experiment file")
-    if path.suffix != ".jsonl":
-        raise ExperimentError(what=f"the prompt file ends in `{path.suffix}`, not in `.jsonl`", where=where,
-                              fix="name a JSONL file (one JSON object a line), or a folder of them")
-    return [path]
+def row_of(fields: Any, place: str, default_id: str) -> Row:
+    """The row that some fields say: `prompt` or `messages`, optionally `id`, `topic`, `category` and `split`; other keys are the user's own.
 
-
-def read_rows(file: Path) -> Iterator[Row]:
-    """The rows of one JSONL file, blank lines left out. Raises ExperimentError, naming line and field, at the first of no use."""
-    # Only "\n" ends a line: str.splitlines would also cut at U+2028 and its like, which JSON allows inside a string.
-    for number, line in enumerate(_text(file).split("\n"), start=1):
-        if line.strip(" \t\r"):
-            yield _row(line, f"{file}:{number}", default_id=f"{file.name}:{number}")
-
-
-def _text(file: Path) -> str:
-    try:
-        content = file.read_bytes()
-    except OSError as err:
-        raise ExperimentError(what=f"the prompt file cannot be read: {err.strerror}", where=file, fix="check its permissions") from err
-    try:
-        return content.decode("utf-8-sig")  # with or without the mark that some editors put first
-    except UnicodeDecodeError as err:
-        line = content.count(b"\n", 0, err.start) + 1
-        raise ExperimentError(what="the prompt file is not UTF-8 text", where=f"{file}:{line}", fix="save it as UTF-8") from err
-
-
-def _row(line: str, place: str, default_id: str) -> Row:
-    try:
-        fields = json.loads(line)
-    except ValueError as err:
-        raise ExperimentError(what=f"the line is not JSON: {err}", where=place,
-                              fix="write one JSON object a line: {\"prompt\": \"...\"}") from err
+    Raises ExperimentError, naming place and field, for one of no use.
+    """
     if not isinstance(fields, dict):
-        raise ExperimentError(what=f"the line holds {_named(fields)}, not an object", where=place,
+        raise ExperimentError(what=f"the line holds {kind_of(fields)}, not an object", where=place,
                               fix="write one JSON object a line: {\"prompt\": \"...\"}")
     split = _optional_text(fields, "split", place)
     if split is not None and split not in SPLITS:
         raise ExperimentError(what=f"unknown split `{split}`", where=f"{place}: split",
                               fix=f"use one of {', '.join(SPLITS)}, or leave it out")
     return Row(place=place, id=_optional_text(fields, "id", place) or default_id, messages=_messages(fields, place),
-               topic=_optional_text(fields, "topic", place), split=split)
+               topic=_optional_text(fields, "topic", place), split=split, category=_optional_text(fields, "category", place))
 
 
 def _messages(fields: dict[str, Any], place: str) -> tuple[dict[str, str], ...]:
@@ -91,7 +51,7 @@ def _messages(fields: dict[str, Any], place: str) -> tuple[dict[str, str], ...]:
     if messages is None:
         return ({"role": "user", "content": _text_value(prompt, f"{place}: prompt")},)
     if not isinstance(messages, list) or not messages:
-        seen = "an empty list" if messages == [] else _named(messages)
+        seen = "an empty list" if messages == [] else kind_of(messages)
         raise ExperimentError(what=f"`messages` is {seen}, not a list of messages", where=f"{place}: messages",
                               fix="write [{\"role\": \"user\", \"content\": \"...\"}]")
     checked = tuple(_message(message, f"{place}: messages[{index}]") for index, message in enumerate(messages))
@@ -103,7 +63,7 @@ def _messages(fields: dict[str, Any], place: str) -> tuple[dict[str, str], ...]:
 
 def _message(message: Any, where: str) -> dict[str, str]:
     if not isinstance(message, dict):
-        raise ExperimentError(what=f"the message is {_named(message)}, not an object", where=where,
+        raise ExperimentError(what=f"the message is {kind_of(message)}, not an object", where=where,
                               fix="write {\"role\": \"user\", \"content\": \"...\"}")
     unknown = sorted(set(message) - {"role", "content"})
     if unknown:  # left out silently, a key such as `tool_calls` would change what is asked
@@ -126,7 +86,7 @@ def _optional_text(fields: dict[str, Any], key: str, place: str) -> str | None:
 def _text_value(value: Any, where: str) -> str:
     """The value, if it is a string with something in it that UTF-8 can hold."""
     if not isinstance(value, str):
-        raise ExperimentError(what=f"the value is {_named(value)}, not a string", where=where, fix="write a string in quotes")
+        raise ExperimentError(what=f"the value is {kind_of(value)}, not a string", where=where, fix="write a string in quotes")
     if not value.strip():
         raise ExperimentError(what=f"the text is empty: {value!r}", where=where, fix="fill it in, or remove the line")
     try:
@@ -137,8 +97,8 @@ def _text_value(value: Any, where: str) -> str:
     return value
 
 
-def _named(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """A JSON value's kind, in words."""
     kinds = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", int: "a number", float: "a number",
              type(None): "null"}
-    return kinds[type(value)]
+    return kinds.get(type(value), f"a {type(value).__name__}")

@@ -121,8 +121,8 @@ def test_the_fingerprint_follows_the_content_of_the_splits_asked_for_and_nothing
     changed = load(write(tmp_path / "p.jsonl", rows[0], rows[1] | {"prompt": "c"}))
     assert changed.fingerprint("train") == before.fingerprint("train")
     assert changed.fingerprint("report") != before.fingerprint("report")
-    other_topic = load(write(tmp_path / "p.jsonl", rows[0] | {"topic": "z"}, rows[1]))
-    assert other_topic.fingerprint("train") != before.fingerprint("train")
+    for other in ({"topic": "z"}, {"category": "coding"}):
+        assert load(write(tmp_path / "p.jsonl", rows[0] | other, rows[1])).fingerprint("train") != before.fingerprint("train")
 
 
 USER = {"role": "user", "content": "Hi."}
@@ -177,9 +177,9 @@ def test_a_topic_in_two_named_splits_is_refused_with_both_places(tmp_path):
 
 def test_a_source_without_prompts_is_refused(tmp_path):
     assert "no prompt file or folder" in refused(tmp_path / "absent.jsonl").what
-    assert "no .jsonl file" in refused(tmp_path).what
+    assert "holds no .jsonl or" in refused(tmp_path).what
     assert "not one prompt" in refused(write(tmp_path / "empty.jsonl", "", "  ")).what
-    assert "`.json`" in refused(write(tmp_path / "a.json", "{}")).what
+    assert "`.txt`" in refused(write(tmp_path / "a.txt", "{}")).what
 
 
 def test_a_file_that_is_not_utf8_is_refused_with_the_line(tmp_path):
