@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from raysd.artifacts import ArtifactKey, FolderHome, Store
-from raysd.artifacts.stage import Progress, StageRun, no_progress
+from raysd.artifacts.stage import Progress, StageRun, Stored, no_progress
 from raysd.experiment import Experiment
 from raysd.prompts.prompt_set import PromptSet, load_prompts
 
@@ -16,13 +16,14 @@ KEY = ArtifactKey("tiny", "stage", "0123456789abcdef0123456789abcdef")
 
 @contextlib.contextmanager
 def attempt(store: Path, experiment: Experiment, inputs: dict[str, Path] | None = None, progress: Progress = no_progress,
-            whole: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext) -> Iterator[StageRun]:
+            whole: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext, elsewhere: Mapping[str, Stored] | None = None) -> Iterator[StageRun]:
     """An attempt at the one artifact of a store in a folder, with the prompts of the experiment if there are any (a report needs none). Later attempts
     at the same store find what this one keeps, and delete its scratch and `out`."""
     with Store(FolderHome(store)).work_on(KEY, {}) as work:
         out = work.clear()
         prompts = load_prompts(experiment.prompts) if experiment.prompts.path.exists() else PromptSet(())
-        yield StageRun(experiment=experiment, prompts=prompts, inputs=inputs or {}, pieces=work.pieces, work=work.scratch, out=out, progress=progress, whole=whole)
+        yield StageRun(experiment=experiment, prompts=prompts, inputs=inputs or {}, pieces=work.pieces, work=work.scratch, out=out, progress=progress, whole=whole,
+                       elsewhere=elsewhere or {})
 
 
 def piece(store: Path, name: str) -> Path:

@@ -1,6 +1,13 @@
 """Nodes of a sweep: what Ray is asked for, which nodes are alike, and how they are called."""
 
+import json
+import platform
+from collections import Counter
+from pathlib import Path
+
+import psutil
 import pytest
+import yaml
 
 from raysd.artifacts import FolderHome, Store
 from raysd.backends.ray_jobs import job_resources
@@ -10,6 +17,11 @@ from raysd.experiment import load_experiment
 from raysd.experiment.hardware import StageResources
 from raysd.pipeline.plan import plan
 from raysd.pipeline.preflight import check_local_resources, stages_of
+from raysd.sweep import tables
+from tests.backends.sweep_driver import TRAIN
+from tests.ray_nodes import Job, three_nodes
+from tests.records import publish_files
+from tests.tiny_models import tiny_llama
 
 MACHINE = {"host": "a", "cpu_model": "EPYC", "cpu_cores": 128, "memory_bytes": 10**12, "gpus": ["accelerator_type:AMD-Instinct-MI355X-OAM"]}
 
@@ -38,3 +50,73 @@ def test_a_sweep_on_several_nodes_needs_a_cluster_and_its_job_reserves_nothing(w
     assert job_resources(experiment, "sweep") == StageResources() and job_resources(experiment, "report") == experiment.hardware.of_stage("report")
     with pytest.raises(ExperimentError, match="cannot run on this machine alone"):
         check_local_resources(experiment, plan(stages_of(experiment), Store(FolderHome(tmp_path / "nowhere"))))
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory):
+    with three_nodes(tmp_path_factory.mktemp("nodes") / "ray.log") as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def folder(experiment_document, tmp_path) -> Path:
+    """A driver's folder: a sweep of three arms' worth of cells on three nodes, that takes a while."""
+    tiny_llama(tmp_path / "tiny")
+    rows = [{"id": f"q{index}", "topic": "t", "split": "report", "prompt": f"bado {index} kela"} for index in range(8)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    document = experiment_document | {
+        "target": {"model": str(tmp_path / "tiny"), "max_model_len": 256}, "prompts": {"path": str(tmp_path / "prompts.jsonl")},
+        "sweep": {"arms": ["none", "bf16"], "concurrency": [1, 2], "k": [2], "blocks": 6, "requests_per_slot": 2, "workloads": [{"osl": 24, "ignore_eos": True}], "nodes": 3,
+                  "answer_tokens": 12, "engine": {"kv_cache_bytes": 2**26}}}
+    document.pop("quantize", None)
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(document))
+    publish_files(Store(FolderHome(tmp_path / "drafts")), TRAIN, {"draft/config.json": b"{}"})
+    return tmp_path
+
+
+def cells_of(folder: Path) -> list[dict]:
+    return tables.read_rows(folder / "out" / "cells", list(tables.CELLS))
+
+
+def mock_engines() -> list[psutil.Process]:
+    return [process for process in psutil.process_iter(["cmdline"]) if "tests.mock_engines" in (process.info["cmdline"] or [])]
+
+
+@pytest.mark.slow
+def test_blocks_are_spread_over_three_nodes_and_become_one_data_set(nodes, folder):
+    with Job(nodes, "tests.backends.sweep_driver", folder) as job:
+        result = job.result()
+    assert result.get("valid_cells") == result.get("cells") == 24, (result, job.log()[-4000:])
+    cells, host = cells_of(folder), platform.node()
+    assert {cell["node"] for cell in cells} == {f"{host}.{number}" for number in (1, 2, 3)}
+    on = Counter((cell["block"], cell["node"]) for cell in cells)
+    assert len(on) == 6 and set(on.values()) == {4}, "all arms of a block run on one node"
+    facts = json.loads((folder / "out" / "provenance.json").read_text())["nodes"]
+    assert set(facts) == {cell["node"] for cell in cells} and all(set(each["engines"]) == {"none", "bf16-k2"} for each in facts.values())
+    assert len(list((folder / "out" / "logs").glob("*.log"))) == 6
+    assert not mock_engines()
+
+
+@pytest.mark.slow
+def test_a_node_that_dies_takes_only_its_unfinished_cells_with_it(nodes, folder):
+    document = yaml.safe_load((folder / "sweep.yaml").read_text())
+    document["sweep"] |= {"blocks": 9, "workloads": [{"osl": 48, "ignore_eos": True}]}
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(document))
+    try:
+        with Job(nodes, "tests.backends.sweep_driver", folder) as job:
+            job.wait(lambda: job.log().count("kept cells/") >= 8)
+            raylet = psutil.Process(nodes.raylets["c"])
+            for process in (raylet, *raylet.children(recursive=True)):  # as when a machine loses its power
+                process.kill()
+            result = job.result()
+    finally:
+        nodes.add("c")
+    assert result.get("valid_cells") == result.get("cells") == 36, (result, job.log()[-4000:])
+    assert "given up: the node" in job.log()
+    kept = Counter(line for line in job.log().splitlines() if line.startswith("kept cells/"))
+    assert sum(kept.values()) - len(kept) <= 1, "no valid cell is repeated, but where its comparison was not finished on the node that died"
+    groups = {}
+    for cell in cells_of(folder):
+        groups.setdefault((cell["block"], cell["concurrency"]), set()).add(cell["node"])
+    assert all(len(names) == 1 for names in groups.values())
+    assert not mock_engines()
