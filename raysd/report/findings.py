@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raysd.report import formats
-from raysd.report.statistics import MIN_PAIRS, Speedup
+from raysd.sweep.power import blocks_to_find
+from raysd.sweep.statistics import ALPHA, MIN_PAIRS, Speedup, family_size, verdict
 
 FP8_TOLERANCE_FRAC = 0.03
 """FP8 rounding is expected to move the acceptance length by at most this share."""
@@ -25,11 +27,11 @@ def headline(speedups: Sequence[Speedup]) -> str:
     best = max(measured, key=lambda speedup: (_RANKS[speedup.verdict], speedup.compared.ratio))
     name, at = formats.arm_name(best.arm), f"at concurrency {best.concurrency}"
     shown = formats.ratio(best.compared.ratio)
-    doubt = f"95 % interval {formats.interval(best.compared.interval)}, {formats.plural(best.compared.pairs, 'block')}, k = {best.k}"
+    doubt = f"{interval_of(best)}, {formats.plural(best.compared.n, 'block')}, k = {best.k}"
     if best.verdict is None:
         return (
             f"The {name} decoded {shown} as fast as no draft {at}, but in fewer than {MIN_PAIRS} valid blocks "
-            f"({best.compared.pairs}, k = {best.k}), so there is no interval and nothing is claimed."
+            f"({best.compared.n}, k = {best.k}), so there is no interval and nothing is claimed."
         )
     if best.verdict == "tie":
         return f"No speed-up was found: the best, the {name} {at}, is a tie with no draft at {shown} ({doubt})."
@@ -39,6 +41,29 @@ def headline(speedups: Sequence[Speedup]) -> str:
             f"decodes {shown} as fast as no draft ({doubt})."
         )
     return f"At concurrency {best.concurrency} the {name} decodes {shown} as fast as no draft ({doubt}){_turning_point(best, measured)}."
+
+
+def interval_of(speedup: Speedup) -> str:
+    """The interval that decides, with its name: it is adjusted wherever it is not the comparison's own."""
+    name = "95 % interval" if speedup.level == ALPHA else "adjusted 95 % interval"
+    return f"{name} {formats.interval(speedup.interval)}"
+
+
+def turned_to_ties(speedups: Sequence[Speedup], many_workloads: bool = False) -> str | None:
+    """Why a point whose own interval does not hold 1 is called a tie all the same, and how many blocks would tell; None if there is no such point."""
+    turned = [speedup for speedup in speedups if speedup.verdict == "tie" and verdict(speedup.compared.interval) != "tie"]
+    if not turned:
+        return None
+    m = family_size(speedups)
+    needed = [(speedup, blocks_to_find(math.log(speedup.compared.ratio), speedup.compared.log_sd, ALPHA / m)) for speedup in turned]
+    told = [f"{_where(speedup, many_workloads)}: {blocks} blocks" for speedup, blocks in needed if blocks is not None]
+    return (
+        f"At {len(turned)} of {formats.plural(m, 'point')} the interval by itself does not hold 1, but the adjusted one does, so it is called a tie: "
+        f"{m} comparisons at once must each be surer, and few blocks have few degrees of freedom to be sure with. "
+        f"An effect as large as the one seen would be found four times in five with ({'; '.join(told)})."
+        if told
+        else f"At {len(turned)} of {formats.plural(m, 'point')} the interval by itself does not hold 1, but the adjusted one does, so it is called a tie."
+    )
 
 
 def _turning_point(best: Speedup, speedups: Sequence[Speedup]) -> str:
@@ -53,7 +78,7 @@ def _turning_point(best: Speedup, speedups: Sequence[Speedup]) -> str:
         after = [speedup for speedup in losses if speedup.concurrency > best.concurrency]
         loss = after[0] if after else losses[-1]
         turns = "turns into a loss" if after else "is a loss"
-        shown = f"{formats.ratio(loss.compared.ratio)}, {formats.interval(loss.compared.interval)}"
+        shown = f"{formats.ratio(loss.compared.ratio)}, {formats.interval(loss.interval)}"
         return f"; at concurrency {loss.concurrency} it {turns} ({shown})"
     if ties:
         return f"; it is a tie at concurrency {formats.listing(ties)}, and no loss was measured up to {highest}"
@@ -63,7 +88,7 @@ def _turning_point(best: Speedup, speedups: Sequence[Speedup]) -> str:
 def losses(speedups: Sequence[Speedup], many_workloads: bool = False) -> list[str]:
     """One line for each point at which speculation is slower, its interval below 1."""
     return [
-        f"{_where(speedup, many_workloads)}: {formats.ratio(speedup.compared.ratio)} ({formats.interval(speedup.compared.interval)})"
+        f"{_where(speedup, many_workloads)}: {formats.ratio(speedup.compared.ratio)} ({formats.interval(speedup.interval)})"
         for speedup in speedups
         if speedup.verdict == "slower"
     ]
@@ -72,7 +97,7 @@ def losses(speedups: Sequence[Speedup], many_workloads: bool = False) -> list[st
 def undecided(speedups: Sequence[Speedup], many_workloads: bool = False) -> list[str]:
     """One line for each point with too few valid pairs for an interval."""
     return [
-        f"{_where(speedup, many_workloads)}: {formats.plural(speedup.compared.pairs if speedup.compared else 0, 'valid pair')}, "
+        f"{_where(speedup, many_workloads)}: {formats.plural(speedup.compared.n if speedup.compared else 0, 'valid pair')}, "
         f"fewer than {MIN_PAIRS}, so no interval is given"
         for speedup in speedups
         if speedup.verdict is None

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from raysd.report import formats
 from raysd.report.inputs import Row
-from raysd.report.statistics import Speedup, position_rates, wilson_interval
+from raysd.sweep.position_rates import position_rates, wilson_interval
+from raysd.sweep.statistics import Speedup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +30,7 @@ RATIO_TICKS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 
 
 def draw_speedup(speedups: Sequence[Speedup], baseline_tok_s: Mapping[int, float], subtitle: str, path: Path) -> None:
     """Speed-up by concurrency, one line per arm and k of one workload, with 95 % intervals; the region below 1 is shaded as a loss.
-    A point without an interval is hollow.
+    A point that is a tie, or has no interval, is hollow.
 
     baseline_tok_s: output tokens per second without a draft, by concurrency; shown below the concurrency.
     """
@@ -88,7 +89,7 @@ def draw_speedup(speedups: Sequence[Speedup], baseline_tok_s: Mapping[int, float
                 capsize=3.5,
                 zorder=3,
             )
-            hollow = [place_and_ratio for *place_and_ratio, point in zip(x, y, points, strict=True) if point.verdict is None]
+            hollow = [place_and_ratio for *place_and_ratio, point in zip(x, y, points, strict=True) if point.verdict not in ("faster", "slower")]
             if hollow:
                 axes.plot(*zip(*hollow, strict=True), ls="none", marker="o", ms=6, color=colour, mfc="white", mew=1.6, zorder=4)
             ends.append(
@@ -277,7 +278,7 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]], size:
     """Names of series beside their last points, moved apart where they would overlap, and readable across a line. ends: (y, x, name, colour)."""
     from matplotlib.patheffects import withStroke
 
-    axes.figure.canvas.draw()  # fixes the scales, so that data can be turned into pixels
+    axes.figure.draw_without_rendering()  # fixes the scales, so that data can be turned into pixels
     line_px = size * 1.35 * axes.figure.dpi / 72
     above = -math.inf
     for y, x, name, colour in sorted(ends):

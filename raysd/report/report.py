@@ -11,16 +11,17 @@ from raysd.report.html import render_html
 from raysd.report.inputs import Inputs, read_inputs
 from raysd.report.markdown import render_markdown
 from raysd.report.pictures import draw_acceptance, draw_speedup, draw_training
-from raysd.report.statistics import Speedup, speedups
 from raysd.report.tables import baseline_rates
+from raysd.sweep.statistics import Interval, Speedup, speedups
 
 
 def report(run: StageRun) -> dict[str, Any]:
     """Writes report.html, report.md, speedup.png, acceptance.png and training.png.
 
     Inputs: `sweep`; `capture`, `train` and `quantize` where the experiment has them. Metrics, of the first workload and the first k:
-    `speedup` (arm to concurrency to ratio of output tokens per second, null without a pair of valid cells), `speedup_ci` (arm to
-    concurrency to [low, high], null below 3 pairs), `verdict` (arm to concurrency to `faster`, `slower`, `tie` or null) and `headline`.
+    `speedup` (arm to concurrency to ratio of output tokens per second, null without a pair of valid cells), `speedup_ci` (arm to concurrency to
+    [low, high], Holm-adjusted over all comparisons of the sweep, null below 3 pairs), `speedup_ci_alone` (likewise, each comparison by itself), `verdict`
+    (arm to concurrency to `faster`, `slower`, `tie` or null, by `speedup_ci`) and `headline`.
     Raises ArtifactError for an input that cannot be read, MeasurementError for numbers that contradict themselves.
     """
     run.progress("reading the measurements", 0, 3)
@@ -56,10 +57,15 @@ def _draw(run: StageRun, inputs: Inputs, compared: list[Speedup]) -> None:
 
 
 def _metrics(shown: list[Speedup]) -> dict[str, Any]:
-    metrics: dict[str, Any] = {"speedup": {}, "speedup_ci": {}, "verdict": {}, "headline": headline(shown)}
+    metrics: dict[str, Any] = {"speedup": {}, "speedup_ci": {}, "speedup_ci_alone": {}, "verdict": {}, "headline": headline(shown)}
     for speedup in shown:
         at, compared = str(speedup.concurrency), speedup.compared
         metrics["speedup"].setdefault(speedup.arm, {})[at] = compared.ratio if compared else None
-        metrics["speedup_ci"].setdefault(speedup.arm, {})[at] = list(compared.interval) if compared and compared.interval else None
+        metrics["speedup_ci"].setdefault(speedup.arm, {})[at] = _listed(speedup.interval)
+        metrics["speedup_ci_alone"].setdefault(speedup.arm, {})[at] = _listed(compared.interval if compared else None)
         metrics["verdict"].setdefault(speedup.arm, {})[at] = speedup.verdict
     return metrics
+
+
+def _listed(interval: Interval | None) -> list[float] | None:
+    return None if interval is None else list(interval)

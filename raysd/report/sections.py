@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from raysd.report import findings, formats, provenance, tables
 from raysd.report.document import Block, Bullets, Document, Heading, Paragraph, Picture, Section, Terms, Tile
 from raysd.report.inputs import Inputs
-from raysd.report.statistics import Speedup
+from raysd.sweep.statistics import Speedup, family_size
 
 SPEEDUP_PNG, ACCEPTANCE_PNG, TRAINING_PNG = "speedup.png", "acceptance.png", "training.png"
 
@@ -56,12 +56,12 @@ def _tiles(inputs: Inputs, speedups: Sequence[Speedup]) -> list[Tile]:
     measured = [speedup for speedup in speedups if speedup.compared]
     for arm in dict.fromkeys(speedup.arm for speedup in measured):
         first = min((speedup for speedup in measured if speedup.arm == arm), key=lambda speedup: speedup.concurrency)
-        doubt = formats.interval(first.compared.interval) if first.compared.interval else "no interval"
+        doubt = formats.interval(first.interval) if first.interval else "no interval"
         tiles.append(
             Tile(
                 f"{arm.upper()} speed-up",
                 formats.ratio(first.compared.ratio),
-                f"at concurrency {first.concurrency}, {doubt}, n = {first.compared.pairs}",
+                f"at concurrency {first.concurrency}, {doubt}, n = {first.compared.n}",
                 {"faster": "good", "slower": "bad"}.get(first.verdict, "plain"),
             )
         )
@@ -102,14 +102,18 @@ def _speed(inputs: Inputs, speedups: Sequence[Speedup]) -> Section:
             f"Speed-up by concurrency. {points or 'No pair of valid cells'}.",
             "Output tokens per second of each arm over decoding without a draft"
             + (f", workload {sweep.workloads[0].name}" if many else "")
-            + ". Bars are 95 % intervals over blocks"
-            + ("; a hollow point has too few valid blocks for one" if any(s.compared and not s.verdict for s in first) else "")
+            + ". Bars are each point's own 95 % interval over blocks; a filled point differs from no draft by its adjusted interval, too, a hollow one is a tie"
+            + (", or has too few valid blocks for an interval" if any(s.compared and not s.verdict for s in first) else "")
             + ". The vertical axis is logarithmic.",
         )
     ]
     blocks += [
-        tables.speedup_table([s for s in speedups if s.workload == workload], f"Speed-up, workload {workload}") for workload in workloads
+        tables.speedup_table([s for s in speedups if s.workload == workload], f"Speed-up, workload {workload}", family_size(speedups))
+        for workload in workloads
     ]
+    turned = findings.turned_to_ties(speedups, many)
+    if turned:
+        blocks.append(Paragraph(turned))
     blocks += [Heading("Where speculation loses"), Paragraph(findings.loss_summary(speedups))]
     lines = findings.losses(speedups, many)
     if lines:

@@ -9,17 +9,18 @@ from typing import Any
 from raysd.report import formats
 from raysd.report.document import Column, Table, Value
 from raysd.report.inputs import Inputs, Row
-from raysd.report.statistics import BASELINE, MIN_PAIRS, Speedup, position_rates, wilson_interval
+from raysd.sweep.position_rates import position_rates, wilson_interval
+from raysd.sweep.statistics import BASELINE, MIN_PAIRS, Speedup
 
 _VERDICT_TONES = {"faster": "good", "slower": "bad", "tie": "quiet", None: "quiet"}
 
 
-def speedup_table(speedups: Sequence[Speedup], title: str) -> Table:
-    """One row per arm, k and concurrency of one workload."""
+def speedup_table(speedups: Sequence[Speedup], title: str, compared_at_once: int) -> Table:
+    """One row per arm, k and concurrency of one workload. compared_at_once: comparisons of the whole sweep, which share the adjustment."""
+    resampled = any(speedup.compared and speedup.compared.bootstrap for speedup in speedups)
     rows = []
     for speedup in speedups:
-        compared = speedup.compared
-        verdict = speedup.verdict or f"under {MIN_PAIRS} blocks"
+        compared, tone = speedup.compared, _VERDICT_TONES[speedup.verdict]
         rows.append(
             [
                 formats.arm_name(speedup.arm),
@@ -27,10 +28,13 @@ def speedup_table(speedups: Sequence[Speedup], title: str) -> Table:
                 str(speedup.concurrency),
                 formats.decimal(speedup.baseline_output_tok_s),
                 formats.decimal(speedup.output_tok_s),
-                Value(formats.ratio(compared.ratio if compared else None), _VERDICT_TONES[speedup.verdict]),
+                Value(formats.ratio(compared.ratio if compared else None), tone),
+                Value(speedup.verdict or f"under {MIN_PAIRS} blocks", tone),
+                formats.interval(speedup.interval),
                 formats.interval(compared.interval if compared else None),
-                str(compared.pairs if compared else 0),
-                Value(verdict, _VERDICT_TONES[speedup.verdict]),
+                *([formats.interval(compared.bootstrap if compared else None)] if resampled else []),
+                formats.ratio(compared.detectable_ratio(speedup.level) if compared else None),
+                str(compared.n if compared else 0),
             ]
         )
     columns = [
@@ -40,17 +44,20 @@ def speedup_table(speedups: Sequence[Speedup], title: str) -> Table:
         Column("No draft", "output tok/s"),
         Column("With draft", "output tok/s"),
         Column("Speed-up", "ratio"),
-        Column("95 % interval", "ratio"),
-        Column("Blocks", "n"),
         Column("Verdict", numeric=False),
+        Column("Adjusted interval", "95 %, all at once"),
+        Column("Own interval", "95 %, by itself"),
+        *([Column("Bootstrap", "95 %, by itself")] if resampled else []),
+        Column("Detectable", "from, ratio"),
+        Column("Blocks", "n"),
     ]
     return Table(
         title,
         columns,
         rows,
-        "Token rates are geometric means over the paired blocks, so that they divide to the speed-up. "
-        "The interval is a t interval of the log-ratio "
-        "over blocks, not adjusted for the number of rows. A tie is an interval that holds 1.",
+        "Token rates are geometric means over the paired blocks, so that they divide to the speed-up. Intervals are t intervals of the log-ratio over blocks. "
+        f"The verdict goes by the adjusted one (Holm, {formats.plural(compared_at_once, 'comparison')}): a tie is an adjusted interval that holds 1. "
+        "Detectable is the smallest true speed-up that this comparison would have found four times in five.",
     )
 
 
@@ -152,7 +159,7 @@ def position_table(acceptance: Mapping[str, Any]) -> Table:
                     str(rate.position),
                     formats.count(rate.accepted),
                     formats.count(rate.drafts),
-                    formats.percent(rate.unconditional_frac),
+                    formats.percent(rate.cumulative_frac),
                     f"{formats.percent(low)} to {formats.percent(high)}",
                     formats.count(rate.reached),
                     formats.percent(rate.conditional_frac),

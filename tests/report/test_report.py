@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 
 import pyarrow.parquet as pq
 import pytest
+from scipy import stats
 
 from raysd.artifacts.record import encode_record, read_record
 from raysd.errors import ArtifactError
@@ -62,12 +63,11 @@ def markdown(run) -> str:
     return (run.out / "report.md").read_text(encoding="utf-8")
 
 
-def interval(ratio: float) -> list[float]:
-    """The builder's blocks are ratio x (0.98, 1, 1.02); t(0.975, 2) = 4.302653."""
+def interval(ratio: float, level: float = 0.05) -> list[float]:
+    """The builder's blocks are ratio x (0.98, 1, 1.02)."""
     logs = [math.log(ratio * noise) for noise in (0.98, 1.0, 1.02)]
-    mean = sum(logs) / 3
-    half = 4.302653 * math.sqrt(sum((log - mean) ** 2 for log in logs) / 2) / math.sqrt(3)
-    return [math.exp(mean - half), math.exp(mean + half)]
+    half = stats.t.isf(level / 2, 2) * stats.sem(logs)
+    return [math.exp(sum(logs) / 3 - half), math.exp(sum(logs) / 3 + half)]
 
 
 def test_metrics_are_the_ratios_intervals_and_verdicts_of_the_first_k(demo):
@@ -77,12 +77,14 @@ def test_metrics_are_the_ratios_intervals_and_verdicts_of_the_first_k(demo):
         "bf16": {c: pytest.approx(r * centre) for c, r in {"1": 1.3, "2": 1.2, "4": 1.05, "8": 0.9}.items()},
         "fp8": {"1": pytest.approx(0.5 * centre), "4": pytest.approx(0.4 * centre)},
     }
-    assert metrics["speedup_ci"]["bf16"]["1"] == pytest.approx(interval(1.3), rel=1e-6)
-    assert metrics["speedup_ci"]["fp8"]["4"] == pytest.approx(interval(0.4), rel=1e-6)
+    assert metrics["speedup_ci_alone"]["bf16"]["1"] == pytest.approx(interval(1.3)) and metrics["speedup_ci_alone"]["fp8"]["4"] == pytest.approx(interval(0.4))
+    # the farther from 1, the earlier in Holm's order: fp8 at 4 and 1, then bf16 at 1, 2, 8 and 4
+    assert metrics["speedup_ci"]["fp8"]["4"] == pytest.approx(interval(0.4, 0.05 / 6)) and metrics["speedup_ci"]["fp8"]["1"] == pytest.approx(interval(0.5, 0.05 / 5))
+    assert metrics["speedup_ci"]["bf16"] == {c: pytest.approx(interval(r, 0.05 / m)) for c, r, m in (("1", 1.3, 4), ("2", 1.2, 3), ("8", 0.9, 2), ("4", 1.05, 1))}
     assert metrics["verdict"] == {"bf16": {"1": "faster", "2": "faster", "4": "tie", "8": "slower"}, "fp8": {"1": "slower", "4": "slower"}}
     assert metrics["headline"] == (
-        "At concurrency 1 the BF16 draft decodes 1.30× as fast as no draft (95 % interval 1.24× to 1.37×, 3 blocks, k = 3); "
-        "at concurrency 8 it turns into a loss (0.90×, 0.86× to 0.95×)."
+        "At concurrency 1 the BF16 draft decodes 1.30× as fast as no draft (adjusted 95 % interval 1.17× to 1.44×, 3 blocks, k = 3); "
+        "at concurrency 8 it turns into a loss (0.90×, 0.84× to 0.97×)."
     )
 
 
@@ -90,9 +92,9 @@ def test_the_page_and_the_markdown_say_the_same_numbers(demo):
     run = demo.run()
     metrics = report(run)
     shown = page(run)
-    assert ["BF16 draft", "3", "1", "80.8", "105.0", "1.30×", "1.24× to 1.37×", "3", "faster"] in shown.rows
-    assert ["FP8 draft", "3", "4", "181.8", "72.7", "0.40×", "0.38× to 0.42×", "3", "slower"] in shown.rows
-    assert "| BF16 draft | 3 | 1 | 80.8 | 105.0 | 1.30× | 1.24× to 1.37× | 3 | faster |" in markdown(run)
+    assert ["BF16 draft", "3", "1", "80.8", "105.0", "1.30×", "faster", "1.17× to 1.44×", "1.24× to 1.37×", "1.14×", "3"] in shown.rows
+    assert ["FP8 draft", "3", "4", "181.8", "72.7", "0.40×", "slower", "0.35× to 0.45×", "0.38× to 0.42×", "1.17×", "3"] in shown.rows
+    assert "| BF16 draft | 3 | 1 | 80.8 | 105.0 | 1.30× | faster | 1.17× to 1.44× | 1.24× to 1.37× | 1.14× | 3 |" in markdown(run)
     # medians over blocks of the builder's latencies: TTFT 40 + 5 c, TPOT 1000 c / rate at the middle block, E2EL 40 + 99 TPOT
     assert ["1", "no draft", "–", "45.0", "12.38", "1,265", "80.8", "84.8", "–", "3"] in shown.rows
     assert ["sweep, report split", "BF16 draft", "3", "10,000", "30,000", "8,000", "1.800"] in shown.rows
@@ -122,7 +124,7 @@ def test_losses_are_listed_and_fp8_on_cpu_is_explained_when_it_is_slower(demo):
     text = page(run).text
     assert "Speculation loses at 3 of the 6 points that have an interval:" in text
     for line in (
-        "BF16 draft, concurrency 8, k = 3: 0.90× (0.86× to 0.95×)",
+        "BF16 draft, concurrency 8, k = 3: 0.90× (0.84× to 0.97×)",
         "FP8 draft, concurrency 1, k = 3: 0.50×",
         "FP8 draft, concurrency 4, k = 3: 0.40×",
     ):
@@ -175,6 +177,16 @@ def test_ties_everywhere_are_no_speedup(demo):
     assert metrics["headline"].startswith(
         "No speed-up was found: the best, the BF16 draft at concurrency 1, is a tie with no draft at 1.03×"
     )
+
+
+def test_a_point_that_is_a_tie_only_among_many_says_how_many_blocks_would_tell(demo):
+    demo.ratios = {"bf16": {1: 1.5, 2: 1.055, 4: 1.055, 8: 1.0}}
+    run = demo.run()
+    metrics = report(run)
+    assert metrics["verdict"]["bf16"] == {"1": "faster", "2": "tie", "4": "tie", "8": "tie"}
+    assert metrics["speedup_ci_alone"]["bf16"]["2"][0] > 1 > metrics["speedup_ci"]["bf16"]["2"][0]
+    assert "At 2 of 4 points the interval by itself does not hold 1, but the adjusted one does, so it is called a tie" in page(run).text
+    assert "BF16 draft, concurrency 2, k = 3: 5 blocks; BF16 draft, concurrency 4, k = 3: 5 blocks)" in page(run).text
 
 
 def test_invalid_cells_are_left_out_and_listed_with_their_reasons(demo):
@@ -243,7 +255,7 @@ def test_metrics_are_of_the_first_k_and_the_table_holds_every_k(demo):
     run = demo.run()
     metrics = report(run)
     assert set(metrics["speedup"]["bf16"]) == {"1", "2", "4", "8"} and "k = 2)" in metrics["headline"]
-    assert {row[1] for row in page(run).rows if row[0] == "BF16 draft" and len(row) == 9} == {"2", "3"}
+    assert {row[1] for row in page(run).rows if row[0] == "BF16 draft" and len(row) == 11} == {"2", "3"}
 
 
 def test_the_page_needs_nothing_from_outside_itself(demo):
