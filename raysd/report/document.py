@@ -100,6 +100,8 @@ class Document:
     title: str
     subtitle: str
     headline: str
+    warnings: list[str]
+    """What a reader must know before any number."""
     tiles: list[Tile]
     sections: list[Section]
     footer: str

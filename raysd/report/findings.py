@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raysd.report import formats
+from raysd.sweep.nodes import NodeEffect
 from raysd.sweep.power import blocks_to_find
 from raysd.sweep.statistics import ALPHA, MIN_PAIRS, Speedup, family_size, verdict
 
@@ -83,6 +84,47 @@ def _turning_point(best: Speedup, speedups: Sequence[Speedup]) -> str:
     if ties:
         return f"; it is a tie at concurrency {formats.listing(ties)}, and no loss was measured up to {highest}"
     return f", and no loss was measured up to concurrency {highest}" if len(same_arm) > 1 else ""
+
+
+def warnings(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a reader must know before any number."""
+    if not any(cell["acceptance"] == "synthetic" for cell in cells):
+        return []
+    return [
+        "Synthetic acceptance: the engines were told which drafted tokens to accept. Speeds are those of the kernels at that acceptance length; nothing here "
+        "says how good the draft is, and the answers are no answers."
+    ]
+
+
+def validity(cells: Sequence[Mapping[str, Any]]) -> str:
+    """How much of the sweep may be used."""
+    invalid, failures = sum(not cell["valid"] for cell in cells), sum(cell["failures"] or 0 for cell in cells)
+    return f"{len(cells) - invalid} of {formats.plural(len(cells), 'cell')} are valid; {formats.plural(failures, 'request')} failed."
+
+
+def client(cells: Sequence[Mapping[str, Any]]) -> str | None:
+    """Whether the client could have been what was measured: the worst of the valid cells; None if it was not watched."""
+    worst = {name: max((cell[name] for cell in cells if cell["valid"] and cell[name] is not None), default=None)
+             for name in ("client_cpu_frac", "loop_lag_ms_p99", "dispatch_delay_ms_p99")}
+    told = [text for text in (
+        None if worst["client_cpu_frac"] is None else f"took at most {formats.percent(worst['client_cpu_frac'])} of a core",
+        None if worst["loop_lag_ms_p99"] is None else f"was at most {worst['loop_lag_ms_p99']:.2f} ms late in its own loop (p99)",
+        None if worst["dispatch_delay_ms_p99"] is None else f"sent requests at most {worst['dispatch_delay_ms_p99']:.2f} ms late (p99)") if text]
+    return f"In the worst valid cell the client {formats.listing(told)}." if told else None
+
+
+def nodes(effects: Sequence[NodeEffect]) -> tuple[str, bool]:
+    """What is to be said of the nodes, and whether all is well with them."""
+    known = [effect for effect in effects if effect.effect_frac is not None]
+    odd = [effect for effect in effects if effect.outlier]
+    if not known:
+        return "No node has a valid cell.", False
+    low, high = min(effect.effect_frac for effect in known), max(effect.effect_frac for effect in known)
+    spread = f"The same cells ran {100 * low:+.1f} % to {100 * high:+.1f} % as fast as on the median of {formats.plural(len(known), 'node')}"
+    if odd:
+        names = formats.listing([f"{effect.node} ({100 * effect.effect_frac:+.1f} %)" for effect in odd])
+        return f"{spread}; {names} {'stands' if len(odd) == 1 else 'stand'} apart from the others: look at its clocks, power and neighbours before believing its rates.", False
+    return f"{spread}; none stands apart." if len(known) > 2 else f"{spread}; with two nodes nothing says which is the odd one.", True
 
 
 def losses(speedups: Sequence[Speedup], many_workloads: bool = False) -> list[str]:

@@ -10,35 +10,12 @@ from typing import Any
 from raysd.artifacts.record import Record, read_record
 from raysd.errors import ArtifactError
 from raysd.experiment import Experiment
-from raysd.sweep.tables import read_rows
-
-Row = dict[str, Any]
+from raysd.hardware.catalogue import CPU
+from raysd.report.results import Row, read_results, table_rows
 
 STAGES = ("capture", "train", "quantize", "sweep")
 """The stages that a report tells of, in the order they ran."""
 
-CELL_COLUMNS = (
-    "arm",
-    "workload",
-    "osl",
-    "concurrency",
-    "k",
-    "block",
-    "valid",
-    "invalid_reasons",
-    "output_tok_s",
-    "window_output_tok_s",
-    "ttft_ms_p50",
-    "tpot_ms_p50",
-    "e2el_ms_p50",
-    "drafts",
-    "accepted",
-    "requests",
-    "failures",
-    "output_tokens",
-    "prompt_tokens",
-    "elapsed_s",
-)
 CURVE_COLUMNS = ("step", "elapsed_s", "loss", "simulated_acceptance_length")
 EVALUATION_COLUMNS = ("step", "position", "accuracy", "replay_acceptance_length")
 
@@ -52,10 +29,27 @@ class Inputs:
     """Stage name to record; a stage that was not run is absent."""
     cells: list[Row]
     """One row per cell of the sweep; `invalid_reasons` is a list."""
+    requests: list[Row]
+    """One row per request of a valid cell."""
     curve: list[Row]
     """Training: one row per logged step; empty without training."""
     evaluations: list[Row]
     """Training: one row per evaluated step and position of the draft; empty without training."""
+
+    @property
+    def workloads(self) -> list[str]:
+        """In the order of the experiment; of what was measured only."""
+        measured = {cell["workload"] for cell in self.cells}
+        return [workload.name for workload in self.experiment.sweep.workloads if workload.name in measured]
+
+    @property
+    def devices(self) -> int:
+        """What an engine's rates are divided by: its GPUs; a machine whose CPU decodes is one."""
+        return 1 if self.experiment.hardware.name == CPU else self.experiment.target.tensor_parallel
+
+    @property
+    def per_device(self) -> str:
+        return "machine" if self.experiment.hardware.name == CPU else "GPU"
 
     @property
     def sweep_metrics(self) -> dict[str, Any]:
@@ -92,34 +86,13 @@ def read_inputs(experiment: Experiment, folders: Mapping[str, Path]) -> Inputs:
         if record is None:
             raise ArtifactError(what=f"the {stage} artifact has no record", where=folders[stage], fix=f"run the stage {stage} first")
         records[stage] = record
-    cells = _rows(folders["sweep"] / "cells", CELL_COLUMNS)
-    if not cells:
-        raise ArtifactError(
-            what="the sweep holds no cell", where=folders["sweep"] / "cells", fix="delete the sweep's artifact to run it again"
-        )
-    for cell in cells:
-        reasons = cell["invalid_reasons"] or []
-        cell["invalid_reasons"] = [reasons] if isinstance(reasons, str) else list(reasons)
+    results = read_results(folders["sweep"])
     train = folders.get("train")
     return Inputs(
         experiment=experiment,
         records=records,
-        cells=cells,
-        curve=_rows(train / "curve.parquet", CURVE_COLUMNS) if train else [],
-        evaluations=_rows(train / "evaluations.parquet", EVALUATION_COLUMNS) if train else [],
+        cells=results.cells,
+        requests=results.requests,
+        curve=table_rows(train / "curve.parquet", CURVE_COLUMNS) if train else [],
+        evaluations=table_rows(train / "evaluations.parquet", EVALUATION_COLUMNS) if train else [],
     )
-
-
-def _rows(path: Path, columns: tuple[str, ...]) -> list[Row]:
-    """The named columns of a table, one dict a row; other columns are left alone."""
-    import pyarrow  # late: `raysd plan` works without Arrow
-
-    fix = f"delete {path.parent} to run its stage again"
-    try:
-        return read_rows(path, columns)
-    except FileNotFoundError as err:
-        raise ArtifactError(what="a table of the artifact is missing", where=path, fix=fix) from err
-    except pyarrow.ArrowInvalid as err:
-        raise ArtifactError(what=f"a table of the artifact is not Parquet: {err}", where=path, fix=fix) from err
-    except KeyError as err:
-        raise ArtifactError(what=f"the table lacks the columns {', '.join(err.args)}", where=path, fix=fix) from err

@@ -9,7 +9,7 @@ from raysd.report.document import Block, Bullets, Document, Heading, Paragraph, 
 
 def render_markdown(document: Document) -> str:
     """GitHub-flavoured Markdown. Characters of a name that would be markup are escaped."""
-    parts = [f"# {_text(document.title)}", _text(document.subtitle), f"**{_text(document.headline)}**"]
+    parts = [f"# {_text(document.title)}", _text(document.subtitle), *(f"> **{_text(warning)}**" for warning in document.warnings), f"**{_text(document.headline)}**"]
     for section in document.sections:
         parts.append(f"## {_text(section.title)}")
         parts += [_block(block) for block in section.blocks]

@@ -1,30 +1,21 @@
-"""The report's pictures, drawn by matplotlib without a display.
-
-Colours are such that colour-blind readers can tell them apart, and series are labelled where they are.
-"""
+"""The report's pictures of speed-up, acceptance by position, and training, drawn by matplotlib without a display."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysd.report import formats
-from raysd.report.inputs import Row
+from raysd.report.canvas import ARM_COLOURS, INK, LINE_STYLES, LOSS, POSITION_COLOURS, figure_at, label_ends, say, title
+from raysd.report.results import Row
 from raysd.sweep.position_rates import position_rates, wilson_interval
 from raysd.sweep.statistics import Speedup
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, the darker half: readable on white and in grey print.
-ARM_COLOURS = {"bf16": "#0072B2", "fp8": "#D55E00"}
-POSITION_COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D00", "#5B5B5B", "#7B3294")
-INK, QUIET, GRID, LOSS = "#1f2933", "#66727f", "#e4e8ec", "#fbeee6"
-LINE_STYLES = ("-", "--", ":", "-.")
 RATIO_TICKS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0, 4.0, 5.0, 7.0, 10.0)
 
 
@@ -35,11 +26,11 @@ def draw_speedup(speedups: Sequence[Speedup], baseline_tok_s: Mapping[int, float
     baseline_tok_s: output tokens per second without a draft, by concurrency; shown below the concurrency.
     """
     measured = [speedup for speedup in speedups if speedup.compared]
-    with _figure(8.4, 4.5, path) as figure:
+    with figure_at(8.4, 4.5, path) as figure:
         axes = figure.add_axes((0.085, 0.165, 0.895, 0.64))
-        _title(figure, "Speed-up over decoding without a draft", subtitle)
+        title(figure, "Speed-up over decoding without a draft", subtitle)
         if not measured:
-            _say(axes, "no pair of valid cells")
+            say(axes, "no pair of valid cells")
             return
         series: dict[tuple[str, int], list[Speedup]] = {}
         for speedup in measured:
@@ -100,7 +91,7 @@ def draw_speedup(speedups: Sequence[Speedup], baseline_tok_s: Mapping[int, float
                     colour,
                 )
             )
-        _label_ends(axes, ends)
+        label_ends(axes, ends)
         if len(series) <= 2:
             _label_points(axes, measured, place, len(series))
         _ratio_ticks(axes, bottom, top)
@@ -117,11 +108,11 @@ def draw_acceptance(acceptance: Mapping[str, Any], subtitle: str, path: Path) ->
     from matplotlib.ticker import PercentFormatter
 
     rates = {arm: position_rates(counts["drafts"], counts["per_position"]) for arm, counts in acceptance.items()}
-    with _figure(8.4, 3.9, path) as figure:
-        _title(figure, "Drafted tokens that the target accepted, by position", subtitle)
+    with figure_at(8.4, 3.9, path) as figure:
+        title(figure, "Drafted tokens that the target accepted, by position", subtitle)
         left, right = (figure.add_axes((start, 0.135, 0.405, 0.60)) for start in (0.075, 0.575))
         if not rates:
-            _say(left, "no drafting arm")
+            say(left, "no drafting arm")
             right.set_axis_off()
             return
         width = 0.78 / len(rates)
@@ -183,13 +174,13 @@ def draw_training(curve: Sequence[Row], evaluations: Sequence[Row], candidates: 
     """
     from matplotlib.ticker import PercentFormatter
 
-    with _figure(8.4, 3.7, path) as figure:
-        _title(figure, "Training of the draft", subtitle)
+    with figure_at(8.4, 3.7, path) as figure:
+        title(figure, "Training of the draft", subtitle)
         loss, accuracy, replay = (
             figure.add_axes((start, 0.145, width, 0.575)) for start, width in ((0.07, 0.24), (0.385, 0.19), (0.755, 0.225))
         )
         if not curve and not evaluations:
-            _say(loss, "no training in this experiment")
+            say(loss, "no training in this experiment")
             accuracy.set_axis_off()
             replay.set_axis_off()
             return
@@ -223,80 +214,12 @@ def draw_training(curve: Sequence[Row], evaluations: Sequence[Row], candidates: 
         replay.set(xlabel="Step", ylabel="AL (tokens per step)")
         for axes in (loss, accuracy, replay):
             axes.set_xlim(0, max(steps + [row["step"] for row in evaluations]) * 1.04)
-        _label_ends(accuracy, ends, size=8.5)
-
-
-@contextlib.contextmanager
-def _figure(width_in: float, height_in: float, path: Path) -> Iterator[Figure]:
-    """A figure that is written to `path` on a normal exit."""
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    style = {
-        "font.family": "DejaVu Sans",
-        "font.size": 9.5,
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "axes.edgecolor": "#c3cad1",
-        "axes.linewidth": 0.8,
-        "xtick.color": INK,
-        "ytick.color": INK,
-        "xtick.major.size": 0,
-        "ytick.major.size": 0,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.grid.axis": "y",
-        "grid.color": GRID,
-        "grid.linewidth": 0.8,
-        "axes.axisbelow": True,
-    }
-    with mpl.rc_context(style):
-        figure = Figure((width_in, height_in), dpi=200, facecolor="white")
-        canvas = FigureCanvasAgg(figure)
-        yield figure
-        canvas.print_png(path, metadata={"Software": None})  # no version inside: the same data gives the same bytes
-
-
-def _title(figure: Figure, title: str, subtitle: str) -> None:
-    figure.text(0.015, 0.945, title, fontsize=13, fontweight="bold", va="center")
-    figure.text(0.015, 0.875, subtitle, fontsize=9.5, color=QUIET, va="center")
-
-
-def _say(axes: Axes, text: str) -> None:
-    axes.set_axis_off()
-    axes.text(0, 0.5, text, fontsize=11, color=QUIET, transform=axes.transAxes)
+        label_ends(accuracy, ends, size=8.5)
 
 
 def _shift(index: int, series: int) -> float:
     """How far a series stands beside its concurrency, so that intervals do not cover each other; concurrencies are 1 apart."""
     return (index - (series - 1) / 2) * min(0.08, 0.4 / series)
-
-
-def _label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]], size: float = 10) -> None:
-    """Names of series beside their last points, moved apart where they would overlap, and readable across a line. ends: (y, x, name, colour)."""
-    from matplotlib.patheffects import withStroke
-
-    axes.figure.draw_without_rendering()  # fixes the scales, so that data can be turned into pixels
-    line_px = size * 1.35 * axes.figure.dpi / 72
-    above = -math.inf
-    for y, x, name, colour in sorted(ends):
-        wanted = axes.transData.transform((x, y))[1]
-        above = max(wanted, above + line_px)
-        axes.annotate(
-            name,
-            (x, y),
-            xytext=(size * 1.1, (above - wanted) * 72 / axes.figure.dpi),
-            textcoords="offset points",
-            va="center",
-            ha="left",
-            fontsize=size,
-            fontweight="bold",
-            color=colour,
-            annotation_clip=False,
-            path_effects=[withStroke(linewidth=3, foreground="white")],
-        )
 
 
 def _label_points(axes: Axes, measured: Sequence[Speedup], place: Mapping[int, int], series: int) -> None:

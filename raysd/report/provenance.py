@@ -8,7 +8,8 @@ from typing import Any
 from raysd.artifacts.record import Record
 from raysd.report import formats
 from raysd.report.document import Column, Table
-from raysd.report.inputs import Inputs, Row
+from raysd.report.inputs import Inputs
+from raysd.report.results import Row
 from raysd.report.tables import sum_of
 
 

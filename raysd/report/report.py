@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from raysd.artifacts.stage import StageRun
-from raysd.report import sections
+from raysd.report import sections, summaries
 from raysd.report.findings import headline
 from raysd.report.html import render_html
 from raysd.report.inputs import Inputs, read_inputs
+from raysd.report.load_pictures import draw_acceptance_under_load, draw_latency, draw_pareto
 from raysd.report.markdown import render_markdown
 from raysd.report.pictures import draw_acceptance, draw_speedup, draw_training
 from raysd.report.tables import baseline_rates
 from raysd.sweep.statistics import Interval, Speedup, speedups
 
+SUMMARY = "summary.md"
+
 
 def report(run: StageRun) -> dict[str, Any]:
-    """Writes report.html, report.md, speedup.png, acceptance.png and training.png.
+    """Writes report.html, report.md, summary.md (one screen of it) and the pictures.
 
     Inputs: `sweep`; `capture`, `train` and `quantize` where the experiment has them. Metrics, of the first workload and the first k:
     `speedup` (arm to concurrency to ratio of output tokens per second, null without a pair of valid cells), `speedup_ci` (arm to concurrency to
@@ -34,6 +37,7 @@ def report(run: StageRun) -> dict[str, Any]:
     document = sections.build_document(inputs, compared)
     (run.out / "report.html").write_text(render_html(document, run.out), encoding="utf-8")
     (run.out / "report.md").write_text(render_markdown(document), encoding="utf-8")
+    (run.out / SUMMARY).write_text(render_markdown(sections.summary_document(inputs, compared)), encoding="utf-8")
     run.progress("writing the report", 3, 3)
     return _metrics(shown)
 
@@ -53,6 +57,12 @@ def _draw(run: StageRun, inputs: Inputs, compared: list[Speedup]) -> None:
     )
     acceptance = inputs.sweep_metrics.get("acceptance", {})
     draw_acceptance(acceptance, f"{subtitle} · report split, 95 % intervals", run.out / sections.ACCEPTANCE_PNG)
+    points = summaries.points_of(inputs.cells, workload, inputs.arms)
+    measured_at = f"{subtitle} · workload {workload}"
+    draw_pareto(summaries.operating_points(points, inputs.devices), inputs.per_device, f"{measured_at} · medians of {blocks} blocks", run.out / sections.PARETO_PNG)
+    draw_latency(sections.latency_spreads(inputs, workload), measured_at, run.out / sections.LATENCY_PNG)
+    draw_acceptance_under_load(summaries.acceptance_by_concurrency(points), summaries.acceptance_by_category(inputs.requests, workload), {},
+                               f"{measured_at}, 95 % intervals", run.out / sections.LOAD_ACCEPTANCE_PNG)
     draw_training(inputs.curve, inputs.evaluations, inputs.candidates, subtitle.rsplit(",", 1)[0], run.out / sections.TRAINING_PNG)
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from raysd.report import findings, formats, provenance, tables
+from raysd.report import findings, formats, load_tables, provenance, summaries, tables
 from raysd.report.document import Block, Bullets, Document, Heading, Paragraph, Picture, Section, Terms, Tile
 from raysd.report.inputs import Inputs
+from raysd.sweep.nodes import node_effects
 from raysd.sweep.statistics import Speedup, family_size
 
 SPEEDUP_PNG, ACCEPTANCE_PNG, TRAINING_PNG = "speedup.png", "acceptance.png", "training.png"
+PARETO_PNG, LATENCY_PNG, LOAD_ACCEPTANCE_PNG = "pareto.png", "latency.png", "load_acceptance.png"
+LATENCIES = {"TTFT": "ttft_ms", "TPOT": "tpot_ms", "E2EL": "e2el_ms"}
 
 
 def primary(inputs: Inputs, speedups: Sequence[Speedup]) -> list[Speedup]:
@@ -22,10 +26,13 @@ def build_document(inputs: Inputs, speedups: Sequence[Speedup]) -> Document:
     """The whole report as data; the pictures that it names lie beside it."""
     sections = [
         _speed(inputs, speedups),
+        _pareto(inputs),
         _latency(inputs),
         _acceptance(inputs),
         _lossless(inputs),
         _training(inputs),
+        *_energy(inputs),
+        *_nodes(inputs),
         _cost(inputs),
         _measured(inputs),
         _glossary(),
@@ -35,11 +42,28 @@ def build_document(inputs: Inputs, speedups: Sequence[Speedup]) -> Document:
         title=inputs.experiment.name,
         subtitle=conditions(inputs),
         headline=findings.headline(primary(inputs, speedups)),
+        warnings=findings.warnings(inputs.cells),
         tiles=_tiles(inputs, primary(inputs, speedups)),
         sections=sections,
         footer=f"raysd {record.code_version}. Sweep {record.fingerprint[:12]}, ended {record.ended}. "
         f"The numbers behind every table are in cells/ and requests/ of that sweep (Parquet, by arm and workload).",
     )
+
+
+def summary_document(inputs: Inputs, speedups: Sequence[Speedup]) -> Document:
+    """The report on one screen, for a pull request or a job's summary."""
+    workload = inputs.workloads[0]
+    points = summaries.points_of(inputs.cells, workload, inputs.arms)
+    shown: list[Block] = [load_tables.published_shape(speedups, points, inputs.devices, inputs.per_device, workload, k)
+                          for k in dict.fromkeys(speedup.k for speedup in speedups if speedup.workload == workload)]
+    lengths = [f"Acceptance length on the report split, {formats.arm_name(arm)}: {counts['acceptance_length']:.2f} tokens per step ({counts['drafts']:,d} drafts, k = {counts['k']})."
+               for arm, counts in inputs.sweep_metrics.get("acceptance", {}).items()]
+    compared = inputs.sweep_metrics.get("lossless", {})
+    if compared:
+        lengths.append(findings.lossless(compared, inputs.sweep_metrics.get("largest_gap_nat"), inputs.experiment.sweep.near_tie_nat)[0])
+    lengths.append(findings.validity(inputs.cells))
+    whole = build_document(inputs, speedups)
+    return replace(whole, tiles=[], sections=[Section("summary", "Summary", [*shown, Bullets(lengths)])])
 
 
 def conditions(inputs: Inputs) -> str:
@@ -111,6 +135,10 @@ def _speed(inputs: Inputs, speedups: Sequence[Speedup]) -> Section:
         tables.speedup_table([s for s in speedups if s.workload == workload], f"Speed-up, workload {workload}", family_size(speedups))
         for workload in workloads
     ]
+    for workload in inputs.workloads:
+        points = summaries.points_of(inputs.cells, workload, inputs.arms)
+        blocks += [load_tables.published_shape(speedups, points, inputs.devices, inputs.per_device, workload, k)
+                   for k in dict.fromkeys(speedup.k for speedup in speedups if speedup.workload == workload)]
     turned = findings.turned_to_ties(speedups, many)
     if turned:
         blocks.append(Paragraph(turned))
@@ -127,11 +155,53 @@ def _speed(inputs: Inputs, speedups: Sequence[Speedup]) -> Section:
     return Section("speed", "Speed-up", blocks)
 
 
+def _pareto(inputs: Inputs) -> Section:
+    device = inputs.per_device
+    blocks: list[Block] = [
+        Picture(
+            PARETO_PNG,
+            f"Output tokens per second of one {device} against the speed for one user, one line per arm; the table below holds the numbers.",
+            f"Each point is a concurrency; an arm is better where its line is farther right and up. Speed for a user is 1000 / TPOT. Rates are of one {device}"
+            + (f", {inputs.devices} of which are an engine" if inputs.devices > 1 else "") + ".",
+        )
+    ]
+    for workload in inputs.workloads:
+        points = summaries.points_of(inputs.cells, workload, inputs.arms)
+        blocks.append(load_tables.pareto_table(summaries.operating_points(points, inputs.devices), device, workload))
+    return Section("pareto", "Users and machines", blocks)
+
+
+def latency_spreads(inputs: Inputs, workload: str) -> dict[str, list[summaries.Spread]]:
+    """Name of each latency to how it is distributed."""
+    return {name: summaries.latency_spreads(inputs.requests, workload, column) for name, column in LATENCIES.items()}
+
+
 def _latency(inputs: Inputs) -> Section:
-    workloads = list(dict.fromkeys(cell["workload"] for cell in inputs.cells))
-    return Section(
-        "latency", "Latency", [tables.latency_table(inputs, workload, f"Medians, workload {workload}") for workload in workloads]
-    )
+    blocks: list[Block] = [
+        Picture(
+            LATENCY_PNG,
+            "Distributions of TTFT, TPOT and E2EL over requests, by concurrency and arm; the table below holds the quantiles.",
+            "Over the requests of valid cells: thin from the 5th to the 95th percentile, thick the middle half, a point at the median, a dash at p99. "
+            "The vertical axes are logarithmic.",
+        )
+    ]
+    for workload in inputs.workloads:
+        blocks += [load_tables.spread_table(latency_spreads(inputs, workload), workload), tables.latency_table(inputs, workload, f"Medians by block, workload {workload}")]
+    return Section("latency", "Latency", blocks)
+
+
+def _energy(inputs: Inputs) -> list[Section]:
+    costs = {workload: summaries.costs(summaries.points_of(inputs.cells, workload, inputs.arms)) for workload in inputs.workloads}
+    shown = [load_tables.cost_of_tokens_table(entries, workload) for workload, entries in costs.items() if entries]
+    return [Section("energy", "Energy and cost", list(shown))] if shown else []
+
+
+def _nodes(inputs: Inputs) -> list[Section]:
+    effects = node_effects(inputs.cells)
+    if len(effects) < 2:
+        return []
+    sentence, fine = findings.nodes(effects)
+    return [Section("nodes", "Nodes", [Paragraph(sentence, "plain" if fine else "bad"), load_tables.node_table(effects)])]
 
 
 def _acceptance(inputs: Inputs) -> Section:
@@ -161,7 +231,19 @@ def _acceptance(inputs: Inputs) -> Section:
         ),
         tables.acceptance_table(inputs),
         tables.position_table(acceptance),
+        Picture(
+            LOAD_ACCEPTANCE_PNG,
+            "Acceptance length by concurrency, and by category of the prompt where that is known; the tables below hold the numbers.",
+            "Tokens emitted per verify step while the cells were measured, with 95 % intervals.",
+        ),
     ]
+    for workload in inputs.workloads:
+        by_concurrency = summaries.acceptance_by_concurrency(summaries.points_of(inputs.cells, workload, inputs.arms))
+        if by_concurrency:
+            blocks.append(load_tables.length_by_load_table(by_concurrency, workload))
+        by_category = summaries.acceptance_by_category(inputs.requests, workload)
+        if by_category:
+            blocks.append(load_tables.length_by_category_table(by_category, workload))
     return Section("acceptance", "Acceptance", blocks)
 
 
@@ -254,16 +336,16 @@ def _cost(inputs: Inputs) -> Section:
 def _measured(inputs: Inputs) -> Section:
     cells = inputs.cells
     invalid = sum(not cell["valid"] for cell in cells)
-    failures = sum(cell["failures"] or 0 for cell in cells)
     blocks: list[Block] = [
         Paragraph(
             "Arms run interleaved in blocks, and an arm is only compared with the baseline cell of its own block, "
             "so that drift of the machine hits both."
         ),
-        Paragraph(
-            f"{len(cells) - invalid} of {formats.plural(len(cells), 'cell')} are valid; {formats.plural(failures, 'request')} failed."
-        ),
+        Paragraph(findings.validity(cells)),
     ]
+    client = findings.client(cells)
+    if client:
+        blocks.append(Paragraph(client))
     if invalid:
         blocks.append(provenance.invalid_table(cells))
     blocks += [provenance.length_table(inputs), provenance.setup_table(inputs), provenance.version_table(inputs.records)]

@@ -8,11 +8,12 @@ from typing import Any
 
 from raysd.report import formats
 from raysd.report.document import Column, Table, Value
-from raysd.report.inputs import Inputs, Row
+from raysd.report.inputs import Inputs
+from raysd.report.results import Row
 from raysd.sweep.position_rates import position_rates, wilson_interval
 from raysd.sweep.statistics import BASELINE, MIN_PAIRS, Speedup
 
-_VERDICT_TONES = {"faster": "good", "slower": "bad", "tie": "quiet", None: "quiet"}
+VERDICT_TONES = {"faster": "good", "slower": "bad", "tie": "quiet", None: "quiet"}
 
 
 def speedup_table(speedups: Sequence[Speedup], title: str, compared_at_once: int) -> Table:
@@ -20,7 +21,7 @@ def speedup_table(speedups: Sequence[Speedup], title: str, compared_at_once: int
     resampled = any(speedup.compared and speedup.compared.bootstrap for speedup in speedups)
     rows = []
     for speedup in speedups:
-        compared, tone = speedup.compared, _VERDICT_TONES[speedup.verdict]
+        compared, tone = speedup.compared, VERDICT_TONES[speedup.verdict]
         rows.append(
             [
                 formats.arm_name(speedup.arm),

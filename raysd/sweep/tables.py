@@ -56,8 +56,8 @@ def write_partitioned(folder: Path, columns: dict[str, str], rows: Sequence[dict
                                   preserve_order=True)
 
 
-def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """The named columns of a table, one dict a row: of a file, or of a folder that write_partitioned wrote.
+def read_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The named columns of a table, one dict a row: of a file, or of a folder that write_partitioned wrote. optional: columns that are None where they are absent.
 
     Raises FileNotFoundError if there is none, pyarrow.ArrowInvalid if it is not Parquet, KeyError with the names of the columns that it lacks.
     """
@@ -70,7 +70,8 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
     table = pyarrow.dataset.dataset(path, format="parquet", partitioning=by_folder, partition_base_dir=str(path) if path.is_dir() else None)
     if absent := [name for name in columns if name not in table.schema.names]:
         raise KeyError(*absent)
-    return table.to_table(columns=list(columns)).to_pylist()
+    lacking = dict.fromkeys(name for name in optional if name not in table.schema.names)
+    return [{**row, **lacking} for row in table.to_table(columns=[*columns, *(name for name in optional if name not in lacking)]).to_pylist()]
 
 
 def _table(path: Path, columns: dict[str, str], rows: Sequence[dict[str, Any]]) -> Any:

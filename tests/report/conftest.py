@@ -13,7 +13,7 @@ import pytest
 from raysd.artifacts.record import Record, encode_record
 from raysd.artifacts.stage import StageRun
 from raysd.experiment import Experiment
-from raysd.sweep.tables import CELLS, SCHEMA_VERSION, write_partitioned
+from raysd.sweep.tables import CELLS, REQUESTS, SCHEMA_VERSION, write_partitioned
 from tests.stage_runs import attempt
 
 BASELINE_TOK_S = {1: 80.0, 2: 120.0, 4: 180.0, 8: 260.0}
@@ -126,12 +126,25 @@ class Demo:
             "measured_s": 1.78e9 + 60 * block,
         }
 
+    def requests(self) -> list[dict[str, Any]]:
+        """Two requests a cell, 10 % below and above its medians."""
+        return [
+            {**{key: row[key] for key in ("arm", "workload", "concurrency", "k", "block")}, "prompt_id": f"p{index}", "error": None, "prompt_tokens": 40, "output_tokens": 100,
+             **{f"{name}_ms": row[f"{name}_ms_p50"] * (0.9 + 0.2 * index) for name in ("ttft", "tpot", "e2el")}, **self.of_request(row, index)}
+            for row in self.cells() for index in range(2)
+        ]
+
+    def of_request(self, row: dict[str, Any], index: int) -> dict[str, Any]:
+        """More columns of a request."""
+        return {}
+
     def run(self) -> StageRun:
         """Writes the artifacts and gives the stage's arguments."""
         inputs = {
             "sweep": self.folder("sweep", {"acceptance": self.acceptance, "lossless": self.lossless, "largest_gap_nat": 0.125}, 412.0)
         }
         write_cells(inputs["sweep"] / "cells", self.cells())
+        write_columns(inputs["sweep"] / "requests", self.requests(), REQUESTS)
         served = {key: counts(2_000, 3, [960, 440, 200]) for key in ("bf16_served", "served")}
         inputs["quantize"] = self.folder(
             "quantize",
@@ -224,7 +237,14 @@ class Demo:
 
 def write_cells(folder: Path, rows: list[dict[str, Any]]) -> None:
     """As a sweep writes them, with the columns that the rows have."""
-    write_partitioned(folder, {name: kind for name, kind in CELLS.items() if name in rows[0]}, rows)
+    write_columns(folder, rows, CELLS)
+
+
+def write_columns(folder: Path, rows: list[dict[str, Any]], kinds: dict[str, str]) -> None:
+    """Columns that are not in `kinds` yet are of the type that their values have."""
+    known = {"bool": bool, "int64": int, "double": float, "string": str}
+    guessed = {name: next(kind for kind, of in known.items() if isinstance(next(row[name] for row in rows if row[name] is not None), of)) for name in rows[0] if name not in kinds}
+    write_partitioned(folder, {name: kind for name, kind in kinds.items() if name in rows[0]} | guessed, rows)
 
 
 @pytest.fixture

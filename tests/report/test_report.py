@@ -264,7 +264,7 @@ def test_the_page_needs_nothing_from_outside_itself(demo):
     shown = page(run)
     pictures = [reference for reference in shown.references if reference.startswith("data:image/png;base64,")]
     assert [base64.b64decode(picture.split(",", 1)[1]) for picture in pictures] == [
-        (run.out / name).read_bytes() for name in ("speedup.png", "acceptance.png", "training.png")
+        (run.out / name).read_bytes() for name in ("speedup.png", "pareto.png", "latency.png", "acceptance.png", "load_acceptance.png", "training.png")
     ]
     assert all(reference.startswith(("data:", "#")) for reference in shown.references)
     assert not shown.tags & {"script", "iframe", "object", "embed", "base"}
