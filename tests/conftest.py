@@ -53,7 +53,7 @@ def experiment_document(tmp_path: Path, tokenizer_files: dict[str, bytes]) -> di
         (target / name).write_bytes(content)
     rows = [
         {"id": f"{topic}-{form}", "topic": topic, "split": split, "prompt": f"Tell me about {topic}, {form}."}
-        for split, topics in (("train", ("rain", "bread")), ("choose", ("chess",)), ("report", ("ferries",)))
+        for split, topics in (("train", ("rain", "bread")), ("choose", ("chess",)), ("report", ("ferries", "kites", "glass", "soup")))
         for topic in topics
         for form in ("short", "long")
     ]

@@ -25,8 +25,14 @@ class Progress(Protocol):
 class Prompts(Protocol):
     """The prompts of an experiment (prompts/prompt_set.py)."""
 
+    measured: Mapping[str, Any]
+    """Those of a workload's own, by its name."""
+
     def split(self, name: Any, limit: int | None = None) -> list[Any]:
         """The prompts of one split, or its first `limit`. Raises ExperimentError if it holds fewer, or none."""
+
+    def alone(self, name: Any) -> Any:
+        """The same without the prompts of the other splits."""
 
 
 class Kept(Protocol):

@@ -24,7 +24,7 @@ from raysd.checks.draft_served import with_served_draft
 from raysd.errors import ExperimentError, NodeLostError, RaysdError, StageError, TryAgainError
 from raysd.experiment import Experiment
 from raysd.experiment.hardware import StageResources
-from raysd.prompts.prompt_set import Prompt
+from raysd.prompts.prompt_set import PromptSet
 from raysd.sweep.bench import Answers, Bench, Node
 from raysd.sweep.cells import Cell, Engine
 from raysd.sweep.engine import Launch
@@ -50,7 +50,7 @@ def open_nodes(run: StageRun, launch: Launch = launch) -> Iterator[Sequence[Node
             yield nodes
         return
     run = with_served_draft(run)
-    prompts = run.prompts.split("report", section.report_prompts)
+    prompts = run.prompts.alone("report")
     with contextlib.closing(Bench(platform.node(), run.experiment, prompts, run.inputs, launch, psutil.virtual_memory().available, run.out / "logs")) as bench:
         yield [bench]
 
@@ -80,7 +80,7 @@ def _far_nodes(run: StageRun, launch: Launch) -> Iterator[Sequence[Node]]:
             machines = [_received(actor.machine.remote(), f"number {index + 1}") for index, actor in enumerate(actors)]
             check_alike(machines)
             inputs = {stage: run.elsewhere.get(stage, folder) for stage, folder in run.inputs.items()}
-            prompts = run.prompts.split("report", section.report_prompts)
+            prompts = run.prompts.alone("report")
             far = [FarNode(name, run.experiment, actor) for name, actor in zip(different([machine["host"] for machine in machines]), actors, strict=True)]
             opened = [(node, node.actor.open.remote(node.name, run.experiment, prompts, inputs, launch)) for node in far]
             for node, reference in opened:
@@ -143,7 +143,7 @@ class NodeActor:
         gpus = [name for name in ray.get_runtime_context().get_assigned_resources() if name.startswith("accelerator_type:")]
         return {"host": host["name"], "cpu_model": host["cpu_model"], "cpu_cores": host["cpu_cores"], "memory_bytes": host["memory_bytes"], "gpus": gpus}
 
-    def open(self, name: str, experiment: Experiment, prompts: list[Prompt], inputs: Mapping[str, Path | Stored], launch: Launch) -> bool:
+    def open(self, name: str, experiment: Experiment, prompts: PromptSet, inputs: Mapping[str, Path | Stored], launch: Launch) -> bool:
         """Gets the drafts to this node, and decides how its engines are held; whether together. Nothing is started yet."""
         scratch = Path(self._held.enter_context(tempfile.TemporaryDirectory(prefix="raysd-sweep-")))
         folders = {stage: open_store(place.store).open(place.key) if isinstance(place, Stored) else place for stage, place in inputs.items()}

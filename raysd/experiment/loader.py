@@ -129,6 +129,9 @@ def _absolute_paths(experiment: Experiment, path: Path) -> Experiment:
             "store": experiment.store if experiment.store.startswith("s3:") else str(absolute(Path(experiment.store), "store")),
             "target": target.model_copy(update={"model": model, "chat_template": absolute(target.chat_template, "target.chat_template")}),
             "prompts": experiment.prompts.model_copy(update={"path": absolute(experiment.prompts.path, "prompts.path")}),
+            "sweep": experiment.sweep.model_copy(update={"workloads": [
+                workload.model_copy(update={"prompts": absolute(workload.prompts, f"sweep.workloads.{index}.prompts")})
+                for index, workload in enumerate(experiment.sweep.workloads)]}),
             "draft": experiment.draft.model_copy(update={"checkpoint": absolute(experiment.draft.checkpoint, "draft.checkpoint")}),
         }
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -18,15 +19,49 @@ ACCEPTANCE_SEQS = 16
 DRAFT_ARGS = {"method", "model", "num-speculative-tokens"}
 
 
+RANDOM_REQUESTS_PER_SLOT = 10
+"""InferenceX's `prompts per user`."""
+
+
 class Workload(Section):
     """Prompts and answer lengths of one column of the sweep."""
 
     name: str = Field("report", min_length=1, max_length=64)
     """Its name in tables."""
+    kind: Literal["prompts", "random"] = "prompts"
+    """`prompts`: real ones. `random`: InferenceX's, of `isl` tokens without a meaning: comparable with published tables, but no guide to what a draft is worth,
+    since what a target says to them is nothing that it says to anybody."""
+    prompts: Placement[Path | None] = None
+    """Real prompts of its own, as `prompts.path` takes them, all but those that name another split than report; null: the report split of `prompts`. The content
+    enters fingerprints, the path does not."""
+    isl: int | None = Field(None, ge=1)
+    """Longest random prompt, in tokens, chat template included. Real prompts are as long as they are."""
     osl: int = Field(128, ge=2)
     """Longest answer, in tokens; the answer may end earlier on its own."""
+    range_ratio: float = Field(0.8, ge=0, le=1)
+    """With random prompts, as InferenceX means it (vLLM's own benchmark means another thing by the word): lengths are uniform between `range_ratio` times the
+    longest and the longest, of prompts (the template apart) and of answers."""
     ignore_eos: bool = False
-    """Whether every answer runs to `osl`."""
+    """Whether every answer runs to its longest; those to random prompts always do."""
+    requests_per_slot: int | None = Field(None, ge=1)
+    """Requests of a cell, per unit of concurrency; null: `sweep.requests_per_slot`, and for random prompts 10, as InferenceX has it."""
+
+    def place(self, field: str) -> str:
+        """Where a field of it stands, for messages."""
+        return f"sweep.workloads.{self.name}.{field}"
+
+    @model_validator(mode="after")
+    def _fields_with_an_effect(self) -> Workload:
+        if self.kind == "random":
+            if self.isl is None:
+                raise ValueError("isl: is missing, and says how long random prompts are")
+            if self.prompts is not None:
+                raise ValueError("prompts: has no effect with kind: random; remove one of the two")
+        else:
+            for name in ("isl", "range_ratio"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name}: has no effect on real prompts, which are as long as they are; remove it, or use kind: random")
+        return self
 
 
 class EngineSettings(Section):
@@ -77,7 +112,9 @@ class SweepSection(Section):
     blocks: int = Field(3, ge=3)
     """Rounds of all arms; statistics need at least 3."""
     requests_per_slot: int = Field(4, ge=1)
-    """Requests of a cell, per unit of concurrency."""
+    """Requests of a cell, per unit of concurrency, for workloads that do not say their own."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    """Decides the order in which real prompts are asked, and random ones."""
     report_prompts: int | None = Field(None, ge=1)
     """How many prompts of the report split to use; null: all."""
     answer_tokens: int = Field(64, ge=1)
@@ -125,3 +162,7 @@ class SweepSection(Section):
     def concurrency_of(self, arm: str) -> list[int]:
         """The concurrencies at which an arm runs."""
         return self.arm_concurrency.get(arm, self.concurrency)
+
+    def requests_per_slot_of(self, workload: Workload) -> int:
+        """Requests of a cell of this workload, per unit of concurrency."""
+        return workload.requests_per_slot or (RANDOM_REQUESTS_PER_SLOT if workload.kind == "random" else self.requests_per_slot)

@@ -16,8 +16,9 @@ FLOOR_BYTES = {"capture": 2**28, "train": 2**29, "quantize": 2**28, "sweep": 2**
 
 PROMPT_TOKENS = 64
 """Assumed length of a prompt, for these estimates alone."""
-REQUEST_BYTES = 500
-"""Of one request in the tables of a sweep; the demo's 465 requests took 230 kB."""
+REQUEST_BYTES = 200
+"""Of one request in the tables of a sweep, and more for each token of its answer; the demo's 465 requests of at most 64 tokens took 230 kB."""
+TOKEN_BYTES = 5
 LOGS_BYTES = 2**17
 """Of one engine of a sweep."""
 REPORT_BYTES = 2**20
@@ -31,8 +32,9 @@ def expected_bytes(stage: str, experiment: Experiment, conversations: int, targe
     """
     sweep = experiment.sweep
     if stage == "sweep":
-        requests = sum(concurrency * sweep.requests_per_slot for arm in sweep.arms for concurrency in sweep.concurrency_of(arm))
-        return REQUEST_BYTES * requests * len(sweep.k) * sweep.blocks * len(sweep.workloads) + LOGS_BYTES * len(sweep.arms) * len(sweep.k)
+        slots = sum(concurrency for arm in sweep.arms for concurrency in sweep.concurrency_of(arm))
+        slot_bytes = sum(sweep.requests_per_slot_of(workload) * (REQUEST_BYTES + TOKEN_BYTES * workload.osl) for workload in sweep.workloads)
+        return slot_bytes * slots * len(sweep.k) * sweep.blocks + LOGS_BYTES * len(sweep.arms) * len(sweep.k)
     if stage == "report":
         return REPORT_BYTES
     if target is None:

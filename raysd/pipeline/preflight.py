@@ -21,7 +21,8 @@ from raysd.hidden_states.queue import check_queue, most_bytes
 from raysd.pipeline.disk import check_disk, disk_need_bytes, expected_bytes
 from raysd.pipeline.plan import PlannedStage
 from raysd.pipeline.stages import Stage, build_stages
-from raysd.prompts.prompt_set import PromptSet, load_prompts
+from raysd.prompts.prompt_set import PromptSet, load_prompts, load_prompts_of
+from raysd.sweep.workloads import prompts_of, ready_prompts, too_few
 from raysd.target.locate import identify_target
 from raysd.target.pypi_asset import cached_asset, parse_asset
 from raysd.target.shape import TargetShape, check_plain_logits, read_shape
@@ -54,7 +55,7 @@ def chain_of(experiment: Experiment) -> Chain:
     Raises ExperimentError if the prompts, the target's folder or the finished draft are absent or unfit; TargetError if a
     Hugging Face id cannot be resolved.
     """
-    found, prompts = _in_place(experiment), load_prompts(experiment.prompts)
+    found, prompts = _in_place(experiment), load_prompts_of(experiment)
     if "commit" in found["target"]:
         experiment = experiment.model_copy(update={"target": experiment.target.model_copy(update={"revision": found["target"]["commit"]})})
     return Chain(experiment, prompts, found, build_stages(experiment, found["target"], prompts, found.get("checkpoint")))
@@ -212,9 +213,9 @@ def _check_target_fits(section: TargetSection, shape: TargetShape) -> None:
 
 def _check_prompts_and_lengths(experiment: Experiment) -> None:
     """Every split that a stage reads has its prompts, the train split enough of them for a step, and every answer fits into the context with room for a prompt."""
-    prompts = load_prompts(experiment.prompts)
+    prompts = load_prompts_of(experiment)
     asked = [("sweep.report_prompts", "report", experiment.sweep.report_prompts)]
-    lengths = {f"sweep.workloads.{workload.name}.osl": workload.osl for workload in experiment.sweep.workloads}
+    lengths = {"sweep.answer_tokens": experiment.sweep.answer_tokens} | {workload.place("osl"): workload.osl for workload in experiment.sweep.workloads}
     if experiment.capture is not None:
         asked += [("capture.train_prompts", "train", experiment.capture.train_prompts), ("capture.choose_prompts", "choose", experiment.capture.choose_prompts)]
         lengths["capture.max_tokens"] = experiment.capture.max_tokens
@@ -233,6 +234,7 @@ def _check_prompts_and_lengths(experiment: Experiment) -> None:
         if answered < per_step:
             raise ExperimentError(what=f"a step takes {per_step} conversations, and {answered} prompts of the train split are answered", where="train.conversations_per_step",
                                   fix=f"use at most {answered}, or more prompts ({experiment.prompts.path}, capture.train_prompts)")
+    _check_workloads(experiment, prompts)
     for field, tokens in lengths.items():
         if tokens >= experiment.target.max_model_len:
             raise ExperimentError(
@@ -240,6 +242,20 @@ def _check_prompts_and_lengths(experiment: Experiment) -> None:
                 where=field,
                 fix="lower it, or raise target.max_model_len",
             )
+
+
+def _check_workloads(experiment: Experiment, prompts: PromptSet) -> None:
+    """Every workload has a prompt for each request in flight, and its longest random prompt and answer fit into the context together."""
+    highest = max(experiment.sweep.concurrency)
+    for workload in experiment.sweep.workloads:
+        if workload.kind == "random":
+            if workload.isl + workload.osl > experiment.target.max_model_len:
+                raise ExperimentError(what=f"{workload.isl} tokens of prompt and {workload.osl} of answer are more than target.max_model_len = {experiment.target.max_model_len}",
+                                      where=workload.place("isl"), fix=f"raise target.max_model_len to at least {workload.isl + workload.osl}, or lower one of the two")
+            continue
+        found, _ = prompts_of(workload, experiment, prompts)
+        if highest > len(found):
+            raise too_few(workload, len(found), highest)
 
 
 def check_prompts(experiment: Experiment, planned: Sequence[PlannedStage]) -> None:
@@ -252,11 +268,11 @@ def check_prompts(experiment: Experiment, planned: Sequence[PlannedStage]) -> No
     from raysd.target import eos_token_ids, load_tokenizer, special_token_ids
 
     eos_token_ids(folder)
-    tokenizer, prompts, shape = load_tokenizer(folder, experiment.target), load_prompts(experiment.prompts), read_shape(folder)
+    tokenizer, prompts, shape = load_tokenizer(folder, experiment.target), load_prompts_of(experiment), read_shape(folder)
     if experiment.train is not None:
         check_special_tokens(draft_shape(experiment.draft, shape), special_token_ids(folder, tokenizer))
     capture, answers = experiment.capture, [section.served_tokens for section in (experiment.train, experiment.quantize) if section is not None]
-    asked = [("report", experiment.sweep.report_prompts, max([experiment.sweep.answer_tokens, *(workload.osl for workload in experiment.sweep.workloads)]))]
+    asked = [("report", experiment.sweep.report_prompts, experiment.sweep.answer_tokens)]
     if capture is not None:
         asked += [("train", capture.train_prompts, capture.max_tokens), ("choose", capture.choose_prompts, max([capture.max_tokens, *answers]))]
     elif answers:
@@ -265,6 +281,8 @@ def check_prompts(experiment: Experiment, planned: Sequence[PlannedStage]) -> No
     for split, limit, tokens in asked:
         rendered = render(prompts.split(split, limit), tokenizer, experiment.target.max_model_len - tokens, f"{experiment.prompts.path} (prompts.path)")
         lengths[split] = list(map(len, rendered))
+    for workload in experiment.sweep.workloads:
+        ready_prompts(workload, experiment, prompts, tokenizer)
     if capture is not None and capture.mode == "stream":
         check_queue(experiment, most_bytes(experiment, lengths["train"], lengths["choose"], len(shape.aux_layers(experiment.draft.aux_layers)) + 1, shape.hidden_size))
 

@@ -108,6 +108,7 @@ def build_stages(
             **devices,
             "sweep": experiment.sweep.result_values(),
             "prompts": prompts.fingerprint("report"),
+            **({"workload_prompts": {name: own.fingerprint("report") for name, own in prompts.measured.items()}} if prompts.measured else {}),
         },
         (draft if "bf16" in arms else ()) + (("quantize",) if "fp8" in arms else ()),
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 from raysd.artifacts import fingerprint
 from raysd.errors import ExperimentError
+from raysd.experiment import Experiment
 from raysd.experiment.prompts import PromptsSection
 from raysd.prompts.rows import Row
 from raysd.prompts.source import read_source
@@ -37,6 +39,8 @@ class PromptSet:
     prompts: tuple[Prompt, ...]
     source: str = "prompts"
     """Where they came from, for messages."""
+    measured: Mapping[str, PromptSet] = field(default_factory=dict)
+    """Name of a workload that has prompts of its own to these."""
 
     def split(self, name: Split, limit: int | None = None) -> list[Prompt]:
         """The prompts of one split, or its first `limit`. Raises ExperimentError if it is empty or holds fewer than the limit."""
@@ -50,6 +54,10 @@ class PromptSet:
             raise ExperimentError(what=f"{limit} prompts of the split `{name}` are asked for, and it holds {len(found)}", where=self.source,
                                   fix=f"ask for at most {len(found)}, or add prompts to the split")
         return found[:limit]
+
+    def alone(self, name: Split) -> PromptSet:
+        """The same without the prompts of the other splits."""
+        return replace(self, prompts=tuple(prompt for prompt in self.prompts if prompt.split == name))
 
     def fingerprint(self, *splits: Split) -> str:
         """Hash of what these splits hold: ids, messages, topics, splits, categories and their order.
@@ -78,6 +86,33 @@ def load_prompts(section: PromptsSection) -> PromptSet:
         prompts.append(Prompt(id=row.id, messages=row.messages, topic=row.topic or row.id, split=split, category=row.category))
     _refuse_leaks(prompts, section)
     return PromptSet(prompts=tuple(prompts), source=str(section.path))
+
+
+def load_prompts_of(experiment: Experiment) -> PromptSet:
+    """The prompts of an experiment, with those that workloads of its sweep have of their own.
+
+    Raises ExperimentError as `load_prompts` and `load_measured_prompts` do, and for a workload's prompt that a draft is trained on or chosen by.
+    """
+    prompts = load_prompts(experiment.prompts)
+    measured = {workload.name: load_measured_prompts(workload.prompts, workload.place("prompts")) for workload in experiment.sweep.workloads if workload.prompts is not None}
+    seen = {json.dumps(prompt.messages): prompt for prompt in prompts.prompts if prompt.split != "report"} if measured else {}
+    for own in measured.values():
+        for prompt in own.prompts:
+            if (known := seen.get(json.dumps(prompt.messages))) is not None:
+                raise ExperimentError(what=f"the prompt `{prompt.id}` is also `{known.id}` of the split `{known.split}`: the draft has seen it", where=own.source,
+                                      fix="remove it here or there, or say in its row that it is of that split")
+    return replace(prompts, measured=measured)
+
+
+def load_measured_prompts(path: Path, of_field: str) -> PromptSet:
+    """The prompts at a path that something is only measured with, all as split `report`: those that name no split, or this one.
+
+    of_field: of the experiment, for messages. Raises ExperimentError as `load_prompts` does, and if no prompt is left.
+    """
+    rows = [row for row in read_source(path, of_field) if row.split in (None, "report")]
+    if not rows:
+        raise ExperimentError(what="every prompt in it names a split other than `report`", where=f"{path} ({of_field})", fix="name prompts that nothing is trained on or chosen by")
+    return PromptSet(tuple(Prompt(row.id, row.messages, row.topic or row.id, "report", row.category) for row in rows), f"{path} ({of_field})")
 
 
 def _refuse_leaks(prompts: Iterable[Prompt], section: PromptsSection) -> None:

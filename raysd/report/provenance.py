@@ -142,7 +142,7 @@ def setup_table(inputs: Inputs) -> Table:
         ["Concurrency", f"{formats.listing(sweep.concurrency)} requests" + (f" ({per_arm})" if per_arm else "")],
         ["Tokens drafted per step (k)", formats.listing(sweep.k)],
         ["Blocks", str(len(blocks))],
-        ["Requests of a cell", f"{sweep.requests_per_slot} for each unit of concurrency"],
+        ["Requests of a cell", f"{formats.listing(sorted({sweep.requests_per_slot_of(workload) for workload in sweep.workloads}))} for each unit of concurrency"],
         ["Sampling temperature", f"{sweep.temperature:g}" + (" (greedy)" if sweep.temperature == 0 else "")],
         *([f"Engine: {key}", _fact(key, value)] for key, value in _flat(engine.model_dump(mode="json"))),
     ]

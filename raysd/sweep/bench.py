@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,11 +12,10 @@ from raysd.artifacts.stage import no_progress
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.errors import EngineError, StageError
 from raysd.experiment import Experiment
-from raysd.experiment.sweep import SweepSection, Workload
+from raysd.experiment.sweep import SweepSection
 from raysd.load.client import CompletionRequest, run_closed_loop
-from raysd.prompts.prompt_set import Prompt
-from raysd.prompts.template import render
-from raysd.sweep.cells import Cell, Engine, cell_prompts, engine_name, plan_engines
+from raysd.prompts.prompt_set import PromptSet
+from raysd.sweep.cells import Cell, Engine, engine_name, plan_engines
 from raysd.sweep.engine import Launch, Server, engine_spec
 from raysd.sweep.engines import Engines
 from raysd.sweep.lossless import Answer, Comparison, compare, served_gap
@@ -25,6 +24,7 @@ from raysd.sweep.provenance import node_facts
 from raysd.sweep.residency import decide_residency
 from raysd.sweep.served import greedy_requests, refuse_failures
 from raysd.sweep.warm_up import warm_up
+from raysd.sweep.workloads import ready_prompts, workload_prompts
 from raysd.target import load_tokenizer, resolve_target
 
 ANSWER_CONCURRENCY = 8
@@ -75,17 +75,17 @@ class Node(Protocol):
 class Bench:
     """The Node of this machine. To be closed, also after an error."""
 
-    def __init__(self, name: str, experiment: Experiment, prompts: Sequence[Prompt], inputs: Mapping[str, Path], launch: Launch, available_bytes: int, logs: Path,
+    def __init__(self, name: str, experiment: Experiment, prompts: PromptSet, inputs: Mapping[str, Path], launch: Launch, available_bytes: int, logs: Path,
                  between: Callable[[], None] = lambda: None) -> None:
-        """prompts: the report split. inputs: `train` and `quantize` hold the drafts, as their arms need them. available_bytes: of memory, for engines.
+        """prompts: the report split, and those of workloads. inputs: `train` and `quantize` hold the drafts, as their arms need them. available_bytes: of memory, for engines.
         logs: the folder for their logs. between: as Engines has it."""
         section = experiment.sweep
         target = resolve_target(experiment.target, no_progress)
         tokenizer = load_tokenizer(target, experiment.target)
         specs = {engine: engine_spec(experiment, target, draft_folder(experiment, inputs, engine[0]), engine[1]) for engine in plan_engines(section)}
         self.name, self.section, self._experiment = name, section, experiment
-        self._workloads = {workload.name: _requests(experiment, prompts, tokenizer, workload) for workload in section.workloads}
-        self._questions = greedy_requests(prompts, tokenizer, section.answer_tokens, experiment.target.max_model_len, experiment.prompts.path)
+        self._workloads = {workload.name: ready_prompts(workload, experiment, prompts, tokenizer) for workload in section.workloads}
+        self._questions = greedy_requests(prompts.split("report", section.report_prompts), tokenizer, section.answer_tokens, experiment.target.max_model_len, experiment.prompts.path)
         self._residency = decide_residency(section.residency, list(specs.values()), available_bytes)
         self.together = self._residency.together
         self._warm_ups: dict[str, list[dict[int, float]]] = {}
@@ -111,7 +111,7 @@ class Bench:
             self._check_of_use()
             return unmeasured(cell, self.name, err)
         try:
-            return measure_cell(cell, cell_prompts(self._workloads[cell.workload], cell), server, self.name)
+            return measure_cell(cell, self._requests(cell), server, self.name)
         except EngineError as err:
             self._engines.put_away(cell.engine)
             return unmeasured(cell, self.name, err)
@@ -156,6 +156,11 @@ class Bench:
     def close(self) -> None:
         """Ends the engines."""
         self._engines.close()
+
+    def _requests(self, cell: Cell) -> list[CompletionRequest]:
+        """The same for every arm and k of a block."""
+        return [CompletionRequest(each.id, each.token_ids, each.max_tokens, self.section.temperature, each.ignore_eos)
+                for each in workload_prompts(self._workloads[cell.workload], cell.concurrency, cell.requests, cell.block, self.section.seed)]
 
     def _see_to_it_that_all_are_idle(self) -> None:
         """What is measured beside a busy engine would be wrong; one that stays busy, or is dead, is put away."""
@@ -202,9 +207,3 @@ def draft_folder(experiment: Experiment, inputs: Mapping[str, Path], arm: str) -
     if not (folder / "config.json").is_file():
         raise StageError(what=f"the artifact of the stage {stage} holds no draft", where=folder, fix=f"delete the artifact to run the stage {stage} again")
     return folder
-
-
-def _requests(experiment: Experiment, prompts: Sequence[Prompt], tokenizer: Any, workload: Workload) -> list[CompletionRequest]:
-    rendered = render(prompts, tokenizer, experiment.target.max_model_len - workload.osl, experiment.prompts.path)
-    return [CompletionRequest(prompt.id, tuple(token_ids), workload.osl, experiment.sweep.temperature, workload.ignore_eos)
-            for prompt, token_ids in zip(prompts, rendered, strict=True)]

@@ -1,14 +1,11 @@
-"""The cells of a sweep in run order, and the prompts of each: pure, so that a plan can be printed before anything runs."""
+"""The cells of a sweep in run order: pure, so that a plan can be printed before anything runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from raysd.experiment.sweep import SweepSection
-
-T = TypeVar("T")
 
 Engine = tuple[str, int | None]
 """Arm and k; the baseline has no k."""
@@ -71,11 +68,5 @@ def plan_block(sweep: SweepSection, block: int, together: bool) -> list[Cell]:
     order = ([(engine, point) for point in points for engine in in_turn] if together
              else [(engine, point) for engine in in_turn for point in points])
     return [Cell(arm=arm, workload=workload.name, osl=workload.osl, concurrency=concurrency, k=k, block=block,
-                 requests=concurrency * sweep.requests_per_slot)
+                 requests=concurrency * sweep.requests_per_slot_of(workload))
             for (arm, k), (workload, concurrency) in order if concurrency in sweep.concurrency_of(arm)]
-
-
-def cell_prompts(prompts: Sequence[T], cell: Cell) -> list[T]:
-    """The prompts of a cell, one a request: the same for every arm and k, and the next ones in every block, from the start again when they run out."""
-    start = cell.block * cell.requests
-    return [prompts[(start + index) % len(prompts)] for index in range(cell.requests)]

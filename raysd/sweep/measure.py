@@ -108,7 +108,7 @@ def invalid_reasons(cell: Cell, metrics: LoadMetrics, counted: Counted, results:
     short = sum(result.error is None and request.ignore_eos and result.output_tokens != request.max_tokens
                 for result, request in zip(results, requests, strict=True))
     if short:
-        reasons.append(f"{short} answers do not have the {cell.osl} tokens that ignore_eos asks for")
+        reasons.append(f"{short} answers do not run to the length that ignore_eos asks for")
     return reasons
 
 

@@ -226,7 +226,7 @@ def test_prompts_that_change_while_a_stage_runs_are_not_in_its_result(run, spec,
     def sweep(stage_run: StageRun) -> dict[str, Any]:
         prompts = tmp_path / "prompts.jsonl"
         prompts.write_text(prompts.read_text().replace("ferries", "rivers"))
-        return {"asked": [prompt.messages[0]["content"] for prompt in stage_run.prompts.split("report")]}
+        return {"asked": [prompt.messages[0]["content"] for prompt in stage_run.prompts.split("report", 2)]}
 
     stage = stages_of(load_experiment(spec))[0]
     assert run(sweep) == 0

@@ -51,6 +51,14 @@ def test_the_longest_answer_to_a_split_counts(check):
         check(quantize={"served_tokens": 150})
 
 
+@pytest.mark.parametrize(("workload", "field"), [({"kind": "random", "isl": 8}, "isl"), ({"prompts": "mine.jsonl"}, "prompts")])
+def test_a_workload_that_its_tokenizer_cannot_serve_is_refused(check, tmp_path, workload, field):
+    (tmp_path / "mine.jsonl").write_text(json.dumps({"prompt": "and again " * 100}) + "\n")
+    with pytest.raises(ExperimentError) as caught:
+        check(sweep={"concurrency": [1], "workloads": [{"osl": 16}, {"name": "second", "osl": 16, **workload}]})
+    assert f"sweep.workloads.second.{field}" in caught.value.where and caught.value.exit_code == 64
+
+
 @pytest.fixture
 def refused(write_experiment):
     """Looks at an experiment as `raysd plan` does, and returns what it is refused with."""
@@ -79,6 +87,20 @@ def test_an_experiment_that_fits_its_target_passes(write_experiment):
     for changes in ({}, {"draft": {"vocab_size": None}}, {"draft": {"vocab_size": 512}}, {"train": {"conversations_per_step": 4}},
                     {"draft": {"kv_heads": 4, "head_dim": 64}}, {"draft": {"attention_heads": 2}}, {"draft": {"intermediate_size": 8}}):
         check_experiment(load_experiment(write_experiment(**changes)))
+
+
+@pytest.mark.parametrize(("workload", "where", "what"), [
+    ({"kind": "random", "isl": 400}, "sweep.workloads.w.isl", "400 tokens of prompt and 128 of answer are more than target.max_model_len = 512"),
+    ({"osl": 512}, "sweep.workloads.w.osl", "leave no room"),
+    ({"prompts": "mine.jsonl"}, "sweep.concurrency", "the workload w has 2 prompts, and 8 are to be in flight at once"),
+    ({"prompts": "absent.jsonl"}, "sweep.workloads.w.prompts", "no prompt file or folder"),
+    ({"prompts": "empty.jsonl"}, "sweep.workloads.w.prompts", "not one prompt"),
+])
+def test_a_workload_that_cannot_be_asked_is_refused(refused, tmp_path, workload, where, what):
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    (tmp_path / "empty.jsonl").write_text("")
+    err = refused(sweep={"workloads": [{"name": "report", "osl": 16}, {"name": "w", **workload}]})
+    assert where in err.where and what in err.what and err.exit_code == 64
 
 
 def test_a_vocabulary_larger_than_the_targets_is_refused(refused):

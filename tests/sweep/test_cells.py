@@ -1,7 +1,7 @@
 from collections import Counter
 
 from raysd.experiment.sweep import EngineSettings, SweepSection, Workload
-from raysd.sweep.cells import Cell, cell_prompts, plan_block, plan_engines
+from raysd.sweep.cells import Cell, plan_block, plan_engines
 
 
 def section(**values) -> SweepSection:
@@ -41,16 +41,7 @@ def test_the_baseline_needs_one_engine_whatever_the_ks():
     assert plan_engines(section(k=[3, 1], arms=["none", "bf16"])) == [("none", None), ("bf16", 3), ("bf16", 1)]
 
 
-def cell(**values) -> Cell:
-    return Cell(**{"arm": "none", "workload": "report", "osl": 8, "concurrency": 2, "k": None, "block": 0, "requests": 4} | values)
-
-
-def test_prompts_are_the_same_across_arms_and_others_in_every_block():
-    prompts = list("abcdefghij")
-    assert cell_prompts(prompts, cell()) == cell_prompts(prompts, cell(arm="bf16", k=3)) == list("abcd")
-    assert cell_prompts(prompts, cell(block=1)) == list("efgh")
-    assert cell_prompts(prompts, cell(block=2)) == list("ijab"), "from the start again when they run out"
-
-
-def test_more_requests_than_prompts_wrap_around():
-    assert cell_prompts(["a", "b", "c"], cell(requests=8)) == list("abcabcab")
+def test_random_prompts_come_ten_a_slot_unless_the_workload_says_otherwise():
+    workloads = [Workload(name="real"), Workload(name="1k1k", kind="random", isl=1024), Workload(name="few", kind="random", isl=1024, requests_per_slot=2)]
+    cells = plan(section(workloads=workloads, arms=["none"], concurrency=[4], requests_per_slot=5))
+    assert [cell.requests for cell in cells[:3]] == [20, 40, 8]

@@ -38,7 +38,7 @@ def test_a_clean_cell_is_valid():
     (NONE, replace(NO_DRAFTS, restarted=True), [result(), result()], "started anew"),
     (DRAFTING, NO_DRAFTS, [result(), result()], "counted no draft"),
     (NONE, DRAFTS, [result(), result()], "the baseline counted 2 drafts"),
-    (NONE, NO_DRAFTS, [result(), result(tokens=3)], "1 answers do not have the 4 tokens")])
+    (NONE, NO_DRAFTS, [result(), result(tokens=3)], "1 answers do not run to the length")])
 def test_what_must_not_be_used_says_why(cell, counted, results, says):
     [reason] = reasons(cell, counted, results)
     assert says in reason
