@@ -13,11 +13,12 @@ from raysd.backends.sweep_nodes import open_nodes
 from raysd.errors import EngineError, StageError
 from raysd.experiment import Experiment
 from raysd.experiment.draft import DraftSection
+from raysd.load.ask import ask_completion
 from raysd.prompts.prompt_set import load_prompts
 from raysd.sweep import tables
 from raysd.sweep.bench import draft_folder
 from raysd.sweep.engine import engine_spec
-from raysd.sweep.lossless import served_gap
+from raysd.sweep.lossless import distribution_p_value, served_gap
 from raysd.sweep.served import make_served_acceptance
 from raysd.sweep.sweep import sweep
 from raysd.target import load_tokenizer
@@ -162,6 +163,23 @@ def test_the_gap_is_what_the_target_says(engines):
     assert gap(prompt, likely, likely) == 0
     assert gap(prompt, likely, unlikely) == pytest.approx((logprobs[likely] - logprobs[unlikely]).item(), abs=0.5)
     assert gap(prompt, likely, unlikely) > 2
+
+
+def sampled(server, answers: int, temperature: float) -> list[list[int]]:
+    """As many answers of three tokens to one prompt."""
+    body = {"model": server.model, "prompt": [5, 6, 7, 8], "max_tokens": 3, "temperature": temperature, "n": answers, "ignore_eos": True, "return_token_ids": True}
+    return [choice["token_ids"] for choice in ask_completion(server.base_url, body)["choices"]]
+
+
+def test_a_draft_does_not_change_the_distribution_of_sampled_answers(engines):
+    """The first token is sampled before there is a draft, the others are judged with one. The temperature is low, so that few tokens are likely and a wrong one shows."""
+    before = engines.bf16.counters().acceptance
+    none, bf16 = (sampled(server, 500, 0.3) for server in (engines.none, engines.bf16))
+    assert (engines.bf16.counters().acceptance - before).drafts >= 500
+    p_values = [distribution_p_value([answer[place] for answer in none], [answer[place] for answer in bf16]) for place in range(3)]
+    assert min(p_values) > 1e-4, p_values
+    sharper = sampled(engines.bf16, 500, 0.15)
+    assert distribution_p_value([answer[1] for answer in none], [answer[1] for answer in sharper]) < 1e-4, "the test would find another temperature"
 
 
 def test_served_acceptance_counts_what_the_engine_counted(engines, tmp_path):
