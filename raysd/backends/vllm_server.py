@@ -188,26 +188,26 @@ def parse_counters(metrics: str) -> EngineCounters | None:
     """The engine's counters in the text of `/metrics`, summed over engines; None if the count of running requests is not among them.
 
     As vLLM names them (`vllm:spec_decode_num_drafts_total`), or as they are called where Ray exports them: there a colon is an underscore, and `ray_` stands in
-    front (vllm/v1/metrics/ray_wrappers.py).
+    front (vllm/v1/metrics/ray_wrappers.py), and each counter is there once more without `_total`, as a gauge (ray/_private/metrics_agent.py): that is not counted.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
     totals: dict[str, float] = defaultdict(float)
     by_position: dict[int, int] = defaultdict(int)
     for sample in (sample for family in text_string_to_metric_families(metrics) for sample in family.samples):
-        name = sample.name.removeprefix("ray_").removesuffix("_total")
+        name = sample.name.removeprefix("ray_")
         if name.startswith(("vllm:", "vllm_")):
             name = name[len("vllm:"):]
-        if name == "spec_decode_num_accepted_tokens_per_pos":
+        if name == "spec_decode_num_accepted_tokens_per_pos_total":
             by_position[int(sample.labels["position"])] += int(sample.value)
         else:
             totals[name] += sample.value
     if "num_requests_running" not in totals:
         return None
-    acceptance = AcceptanceCounts(*(int(totals[f"spec_decode_{name}"]) for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")),
+    acceptance = AcceptanceCounts(*(int(totals[f"spec_decode_{name}_total"]) for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens")),
                                   tuple(by_position[position] for position in range(max(by_position, default=-1) + 1)))
-    return EngineCounters(acceptance, int(totals["num_requests_running"] + totals["num_requests_waiting"]), int(totals["prefix_cache_hits"]),
-                          int(totals["num_preemptions"]), totals["process_start_time_seconds"])
+    return EngineCounters(acceptance, int(totals["num_requests_running"] + totals["num_requests_waiting"]), int(totals["prefix_cache_hits_total"]),
+                          int(totals["num_preemptions_total"]), totals["process_start_time_seconds"])
 
 
 def _flag(name: str, value: str | float | bool) -> list[str]:

@@ -94,7 +94,10 @@ def test_counters_of_several_engines_add_up():
     text += "vllm:num_requests_running 2.0\nvllm:num_requests_waiting 1.0\nvllm:prefix_cache_hits_total 48.0\nvllm:num_preemptions_total 5.0\nprocess_start_time_seconds 1.7e9\n"
     counted = EngineCounters(AcceptanceCounts(20, 60, 24, (16, 8, 0)), 3, 48, 5, 1.7e9)
     assert parse_counters(text) == counted
-    assert parse_counters(text.replace("vllm:", "ray_vllm_")) == counted, "as Ray exports them"
+    by_ray = text.replace("vllm:", "ray_vllm_")
+    assert parse_counters(by_ray) == counted, "as Ray exports them"
+    as_gauges = "".join(line.replace("_total{", "{") + "\n" for line in by_ray.splitlines() if "_total{" in line)
+    assert parse_counters(by_ray + as_gauges) == counted, "Ray exports each counter twice, once as a gauge"
     assert parse_counters("vllm:num_requests_running 0.0\n") == EngineCounters(AcceptanceCounts(0, 0, 0, ()), 0, 0, 0, 0)
     assert parse_counters("process_start_time_seconds 1.7e9\n") is None
 
