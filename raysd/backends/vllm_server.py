@@ -15,6 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from raysd.backends import keeper
 from raysd.backends.cpu_engine import cpu_environment
@@ -71,9 +72,10 @@ def tells_acceptance_of_requests() -> bool:
     return source is not None and source.is_file() and "per_request_spec_decode_metrics" in source.read_text(encoding="utf-8")
 
 
-def speculative_config(spec: EngineSpec) -> dict[str, str | int | float | bool]:
+def speculative_config(spec: EngineSpec) -> dict[str, Any]:
     """vLLM's `speculative_config` of an engine with a draft; the settings' `draft_args` win over ours."""
-    return {"method": "eagle3", "model": str(spec.draft), "num_speculative_tokens": spec.k, "use_local_argmax_reduction": True,
+    synthetic = {} if spec.acceptance_rates is None else {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": list(spec.acceptance_rates)}
+    return {"method": "eagle3", "model": str(spec.draft), "num_speculative_tokens": spec.k, "use_local_argmax_reduction": True, **synthetic,
             **spec.settings.draft_args}
 
 

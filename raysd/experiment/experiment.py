@@ -66,6 +66,8 @@ class Experiment(Section):
             if section is not None and on_cpu != cpu and getattr(section, name) != type(section).model_fields[name].default:
                 raise ValueError(f"{field}: has no effect with hardware.name: {self.hardware.name}, where {'sweep.engine.gpu_memory_frac' if on_cpu else 'kv_cache_bytes'} "
                                  "says how much memory engines take; remove it")
+        if cpu and self.sweep.acceptance.rates is not None:
+            raise ValueError("sweep.acceptance.rates: vLLM's CPU build knows no synthetic acceptance; use real, or hardware that has a GPU")
         gpus = self.hardware.of_stage("train").gpus
         if self.train is not None and self.train.workers > 1 and self.hardware.name != "cpu" and gpus < 1:
             raise ValueError(f"hardware.resources.train.gpus: {gpus:g} gives none of the {self.train.workers} workers on {self.hardware.name} a GPU of its own; use 1")

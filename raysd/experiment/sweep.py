@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,7 +16,7 @@ SERVER_ARGS = {"model", "served-model-name", "host", "port", "dtype", "max-model
                "trust-remote-code", "speculative-config"}
 ACCEPTANCE_SEQS = 16
 """Sequences that an engine decodes at once while a draft's acceptance is counted."""
-DRAFT_ARGS = {"method", "model", "num-speculative-tokens"}
+DRAFT_ARGS = {"method", "model", "num-speculative-tokens", "rejection-sample-method", "synthetic-acceptance-rates", "synthetic-acceptance-length"}
 
 
 RANDOM_REQUESTS_PER_SLOT = 10
@@ -98,6 +98,36 @@ class EngineSettings(Section):
         return self
 
 
+class Acceptance(Section):
+    """Whose tokens are accepted: `real`, or a mapping with `rates`."""
+
+    rates: list[float] | None = Field(None, min_length=1)
+    """null (`acceptance: real`): what the target accepts. Otherwise how often the first token of a draft is accepted, how often the first two, and so on, up to
+    the largest k, whatever the draft proposes: measured cells tell how fast an arm would be with a draft of that quality (vLLM's synthetic rejection sampling),
+    and its answers are nonsense."""
+
+    @property
+    def words(self) -> str:
+        """`real` or `synthetic`."""
+        return "real" if self.rates is None else "synthetic"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _real(cls, given: Any) -> Any:
+        if given == "real":
+            return {}
+        if isinstance(given, (dict, cls)):
+            return given
+        raise ValueError(f"{given!r} is neither `real` nor a mapping with `rates`")
+
+    @model_validator(mode="after")
+    def _rates(self) -> Acceptance:
+        rates = self.rates or []
+        if not all(0 <= rate <= 1 for rate in rates) or sorted(rates, reverse=True) != rates:
+            raise ValueError(f"rates: {rates} must each be from 0 to 1, and none above the one before: more tokens are accepted less often")
+        return self
+
+
 class SweepSection(Section):
     arms: list[Arm] = Field(["none", "bf16", "fp8"], min_length=1)
     """What is compared; `none` is the target alone and must be there."""
@@ -124,6 +154,8 @@ class SweepSection(Section):
     where they fit into the node's memory, on GPUs if their gpu_memory_frac do beside each other."""
     nodes: Placement[int] = Field(1, ge=1)
     """Nodes that blocks are spread over, all alike; each reserves what hardware.resources.sweep says. All arms of a block run on one node."""
+    acceptance: Acceptance = Acceptance()
+    """`real`, or `{rates: [0.8, 0.6, 0.4]}`: synthetic acceptance, which vLLM's CPU build does not know."""
     temperature: float = Field(0.0, ge=0)
     """Sampling temperature of the measured cells; the answers that are compared are always greedy."""
     near_tie_nat: float = Field(0.25, gt=0)
@@ -140,6 +172,8 @@ class SweepSection(Section):
                 raise ValueError(f"{name}: {values} names something twice")
         if any(not 1 <= k <= 8 for k in self.k):
             raise ValueError(f"k: {self.k} must each be from 1 to 8")
+        if self.acceptance.rates is not None and len(self.acceptance.rates) != max(self.k):
+            raise ValueError(f"acceptance.rates: {len(self.acceptance.rates)} are given, and the largest k is {max(self.k)}; give one for each place")
         if any(c < 1 for c in self.concurrency):
             raise ValueError(f"concurrency: {self.concurrency} must each be at least 1")
         if max(self.concurrency) > self.engine.max_num_seqs:

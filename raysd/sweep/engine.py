@@ -31,6 +31,8 @@ class EngineSpec:
     hardware: str
     """`cpu`, or a name of the hardware catalogue."""
     settings: EngineSettings
+    acceptance_rates: tuple[float, ...] | None = None
+    """Of synthetic acceptance, one for each of the k tokens; None: what the target accepts."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,9 @@ StartServer = Callable[[EngineSpec, Path], AbstractContextManager[Server]]
 
 
 def engine_spec(experiment: Experiment, target: Path, draft: Path | None, k: int | None, settings: EngineSettings | None = None) -> EngineSpec:
-    """The engine of one arm of an experiment; the settings are the sweep's unless others are given."""
-    section = experiment.target
+    """The engine of one arm of an experiment; settings and acceptance are the sweep's unless other settings are given: then what the target accepts is asked for."""
+    section, rates = experiment.target, experiment.sweep.acceptance.rates
     return EngineSpec(target=target, draft=draft, k=k if draft else None, dtype=section.dtype, tensor_parallel=section.tensor_parallel,
                       max_model_len=section.max_model_len, chat_template=section.chat_template, trust_remote_code=section.trust_remote_code,
-                      hardware=experiment.hardware.name, settings=settings or experiment.sweep.engine)
+                      hardware=experiment.hardware.name, settings=settings or experiment.sweep.engine,
+                      acceptance_rates=tuple(rates[:k]) if rates is not None and draft is not None and settings is None else None)

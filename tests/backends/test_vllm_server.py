@@ -36,6 +36,20 @@ def test_arms_differ_in_nothing_but_what_speculation_needs():
     assert json.loads(config) == {"method": "eagle3", "model": "/models/d", "num_speculative_tokens": 3, "use_local_argmax_reduction": True}
 
 
+def test_synthetic_acceptance_is_asked_of_the_engines_that_draft():
+    settings = replace(spec(hardware="mi355x", draft=Path("/d"), k=2), acceptance_rates=(0.8, 0.5))
+    config = json.loads(value_of(server_command(settings, 1), "--speculative-config"))
+    assert config["rejection_sample_method"] == "synthetic" and config["synthetic_acceptance_rates"] == [0.8, 0.5]
+
+
+def test_vllm_takes_the_rates_as_they_are_given():
+    from vllm.config.speculative import SpeculativeConfig
+
+    assert SpeculativeConfig._resolve_synthetic_acceptance_rates(3, [0.8, 0.5, 0.5], None) == [0.8, 0.5, 0.5]
+    with pytest.raises(ValueError, match="length 2"):
+        SpeculativeConfig._resolve_synthetic_acceptance_rates(2, [0.8, 0.5, 0.5], None)
+
+
 def test_no_arm_answers_from_a_cache_of_prefixes():
     assert "--no-enable-prefix-caching" in server_command(spec(), 1)
 

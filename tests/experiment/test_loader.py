@@ -68,6 +68,11 @@ BAD = [  # the change to the file, the field that the message names, words of th
     ("more engines than conversations", ("capture: {}", "capture: {engines: 3, concurrency: 2}"), "capture.engines", "nothing to do"),
     ("a seed that torch does not take", ("{lr: 1e-3}", "{seed: 18446744073709551616}"), "train.seed", "less than"),
     ("a workload without a name", ("quantize: {}", "quantize: {}\nsweep: {workloads: [{name: ''}]}"), "sweep.workloads.0.name", "at least 1 character"),
+    ("synthetic acceptance on a CPU", ("quantize: {}", "quantize: {}\nsweep: {acceptance: {rates: [0.8, 0.6, 0.4]}}"), "sweep.acceptance.rates", "CPU build knows no synthetic"),
+    ("too few rates", ("quantize: {}", "quantize: {}\nsweep: {acceptance: {rates: [0.8]}}"), "sweep.acceptance.rates", "the largest k is 3"),
+    ("rates that grow", ("quantize: {}", "quantize: {}\nsweep: {acceptance: {rates: [0.4, 0.6, 0.4]}}"), "sweep.acceptance.rates", "none above the one before"),
+    ("an acceptance of another kind", ("quantize: {}", "quantize: {}\nsweep: {acceptance: golden}"), "sweep.acceptance", "'golden' is neither `real` nor"),
+    ("synthetic acceptance by the back door", ("quantize: {}", "quantize: {}\nsweep: {engine: {draft_args: {rejection_sample_method: synthetic}}}"), "sweep.engine.draft_args", "set by raysd"),
     ("a random workload of no length", ("quantize: {}", "quantize: {}\nsweep: {workloads: [{kind: random}]}"), "sweep.workloads.0.isl", "is missing"),
     ("an isl of real prompts", ("quantize: {}", "quantize: {}\nsweep: {workloads: [{isl: 1024}]}"), "sweep.workloads.0.isl", "no effect on real prompts"),
     ("a ratio of real prompts", ("quantize: {}", "quantize: {}\nsweep: {workloads: [{range_ratio: 1}]}"), "sweep.workloads.0.range_ratio", "no effect on real prompts"),
@@ -158,6 +163,8 @@ def test_the_resolved_experiment_reads_back_equal(
     for changes in (
         {},
         {"capture": None, "train": None, "quantize": None, "sweep": {"arms": ["none"]}},
+        {"hardware": {"name": "mi355x"}, "sweep": {"acceptance": {"rates": [0.8, 0.6, 0.4]}, "workloads": [{"name": "1k", "kind": "random", "isl": 128}, {"prompts": "prompts.jsonl"}]}},
+        {"sweep": {"acceptance": "real"}},
         {"capture": None, "train": None, "draft": {"checkpoint": "draft"}, "hardware": {"resources": {"sweep": {"gpus": 2}}}},
     ):
         experiment = load_experiment(write_experiment(**changes))
