@@ -14,6 +14,9 @@ from tests.tiny_models import chained_llama
 TOPICS = ["rain", "bread", "chess", "trains", "maps", "tea", "clocks", "rivers", "music", "stars", "glass", "sheep"]
 FORMS = ["Explain {} simply.", "List three facts about {}.", "Why do people like {}?", "Write two lines about {}."]
 
+UNHURRIED = {"largest_lag_ms": 60_000, "largest_repeating_frac": 1}
+"""Of a sweep's section: a machine that runs tests is late now and then, and a random model repeats itself."""
+
 
 def write_experiment(folder: Path, **changes) -> Path:
     chained_llama(folder / "target")
@@ -28,7 +31,7 @@ def write_experiment(folder: Path, **changes) -> Path:
         "capture": {"engines": 2, "max_tokens": 48, "concurrency": 16, "shard_conversations": 6, "kv_cache_bytes": 268435456},
         "train": {"steps": 150, "ttt_steps": 2, "lr": 2e-3, "evaluations": 2, "served_checkpoints": 1, "served_k": 2, "served_tokens": 48, "truncated": "keep"},
         "quantize": {"served_k": 2, "served_tokens": 48},
-        "sweep": {"concurrency": [1, 2], "arm_concurrency": {"fp8": [1]}, "k": [2], "blocks": 3, "requests_per_slot": 1,
+        "sweep": UNHURRIED | {"concurrency": [1, 2], "arm_concurrency": {"fp8": [1]}, "k": [2], "blocks": 3, "requests_per_slot": 1,
                   "workloads": [{"name": "report", "osl": 32}],
                   "engine": {"enforce_eager": True, "max_num_seqs": 4, "kv_cache_bytes": 268435456}}} | changes
     path = folder / "tiny.yaml"

@@ -158,6 +158,10 @@ class SweepSection(Section):
     """`real`, or `{rates: [0.8, 0.6, 0.4]}`: synthetic acceptance, which vLLM's CPU build does not know."""
     temperature: float = Field(0.0, ge=0)
     """Sampling temperature of the measured cells; the answers that are compared are always greedy."""
+    largest_lag_ms: float = Field(20.0, gt=0)
+    """By how much the client's event loop may be late (99th percentile) before a cell is invalid: chunks are stamped by so much too late."""
+    largest_repeating_frac: float = Field(0.5, ge=0, le=1)
+    """Of a cell's answers, how many may end in a loop (32 tokens of a period of at most 16) before it is invalid: drafts guess loops easily."""
     near_tie_nat: float = Field(0.25, gt=0)
     """Largest gap, in nat, between the target's log-probabilities of two tokens that still counts as a tie of rounding."""
     engine: EngineSettings = EngineSettings()

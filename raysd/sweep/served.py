@@ -11,7 +11,7 @@ from raysd.artifacts.stage import Progress
 from raysd.draft.acceptance import AcceptanceCounts, ServedAcceptance
 from raysd.errors import EngineError
 from raysd.experiment import Experiment
-from raysd.load.client import CompletionRequest, RequestResult
+from raysd.load.requests import Request, Result
 from raysd.prompts.prompt_set import Prompt
 from raysd.prompts.template import ChatTokenizer, render
 from raysd.sweep.engine import StartServer, engine_spec
@@ -32,21 +32,21 @@ def make_served_acceptance(experiment: Experiment, target_folder: Path, tokenize
         progress(f"starting vLLM with the draft, k = {k}")
         with start_server(engine_spec(experiment, target_folder, draft, k, settings), log_folder / f"served-{next(calls)}-k{k}.log") as server:
             progress(f"counting the draft's acceptance over {len(requests)} prompts, k = {k}")
-            results, counted = run_counted(server, requests, settings.max_num_seqs)
-            refuse_failures(results, server.log_path)
+            load, counted = run_counted(server, requests, settings.max_num_seqs)
+            refuse_failures(load.results, server.log_path)
         return counted.acceptance
 
     return served_acceptance
 
 
-def greedy_requests(prompts: Sequence[Prompt], tokenizer: Any, osl: int, max_model_len: int, where: object) -> list[CompletionRequest]:
+def greedy_requests(prompts: Sequence[Prompt], tokenizer: Any, osl: int, max_model_len: int, where: object) -> list[Request]:
     """One greedy request a prompt, chat template applied, that may end on its own. Raises ExperimentError if a prompt leaves no room for `osl` tokens."""
     rendered = render(prompts, tokenizer, max_model_len - osl, where)
-    return [CompletionRequest(prompt.id, tuple(token_ids), osl, temperature=0.0, ignore_eos=False)
+    return [Request(prompt.id, tuple(token_ids), osl, temperature=0.0, ignore_eos=False)
             for prompt, token_ids in zip(prompts, rendered, strict=True)]
 
 
-def refuse_failures(results: Sequence[RequestResult], log_path: Path) -> None:
+def refuse_failures(results: Sequence[Result], log_path: Path) -> None:
     """Raises EngineError if a request failed: counts over some of the prompts would pass for counts over all."""
     failed = [result for result in results if result.error is not None]
     if failed:

@@ -10,18 +10,20 @@ SCHEMA_VERSION = 2
 """Raised whenever a column changes its name or meaning."""
 
 CELLS = {"arm": "string", "workload": "string", "isl": "double", "osl": "int32", "concurrency": "int32", "k": "int32", "block": "int32", "node": "string",
-         "valid": "bool", "invalid_reasons": "list<string>", "output_tok_s": "double", "total_tok_s": "double", "window_output_tok_s": "double", "ttft_ms_p50": "double",
-         "tpot_ms_p50": "double", "e2el_ms_p50": "double", "drafts": "int64", "draft_tokens": "int64", "accepted": "int64",
+         "valid": "bool", "invalid_reasons": "list<string>", "output_tok_s": "double", "total_tok_s": "double", "window_output_tok_s": "double",
+         **{f"{name}_p{rank}": "double" for name in ("ttft_ms", "tpot_ms", "e2el_ms") for rank in (50, 90, 99)},
+         "step_ms_p50": "double", "step_ms_p99": "double", "connect_ms_p50": "double", "drafts": "int64", "draft_tokens": "int64", "accepted": "int64",
          "acceptance_length": "double", "per_position": "list<int64>", "requests": "int32", "failures": "int32", "output_tokens": "int64",
-         "prompt_tokens": "int64", "elapsed_s": "double", "window_s": "double", "achieved_concurrency": "double", "preemptions": "int32", "measured_s": "double",
+         "prompt_tokens": "int64", "elapsed_s": "double", "window_s": "double", "achieved_concurrency": "double", "client_cpu_frac": "double", "loop_lag_ms_p99": "double",
+         "dispatch_delay_ms_p99": "double", "preemptions": "int32", "measured_s": "double",
          "schema_version": "int32"}
 """One row a cell. isl: prompt tokens on average, as counted; osl: as asked for; k: null for `none`; per_position: accepted tokens, first to k-th;
 node: where it was measured; measured_s: when, in seconds since 1970."""
 
-REQUESTS = {"arm": "string", "workload": "string", "concurrency": "int32", "k": "int32", "block": "int32", "node": "string", "prompt_id": "string", "error": "string",
-            "finish_reason": "string", "prompt_tokens": "int32", "output_tokens": "int32", "dispatched_ms": "double", "ended_ms": "double",
+REQUESTS = {"arm": "string", "workload": "string", "concurrency": "int32", "k": "int32", "block": "int32", "node": "string", "prompt_id": "string", "category": "string", "error": "string",
+            "finish_reason": "string", "prompt_tokens": "int32", "output_tokens": "int32", "drafts": "int32", "per_position": "list<int32>", "intended_ms": "double", "dispatched_ms": "double", "ended_ms": "double",
             "ttft_ms": "double", "tpot_ms": "double", "e2el_ms": "double", "chunk_ms": "list<double>", "chunk_tokens": "list<int32>"}
-"""One row a request. dispatched_ms, ended_ms, chunk_ms: since the cell's first request was sent."""
+"""One row a request. drafts, per_position: where the server tells them of each request; intended_ms, dispatched_ms, ended_ms, chunk_ms: since the cell's first request was sent."""
 
 ANSWERS = {"arm": "string", "k": "int32", "prompt_id": "string", "token_ids": "list<int32>", "finish_reason": "string"}
 """The greedy answer of each engine to each prompt of the report split."""

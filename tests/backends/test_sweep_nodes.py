@@ -21,6 +21,7 @@ from raysd.sweep import tables
 from tests.backends.sweep_driver import TRAIN
 from tests.ray_nodes import Job, three_nodes
 from tests.records import publish_files
+from tests.tiny_chain import UNHURRIED
 from tests.tiny_models import tiny_llama
 
 MACHINE = {"host": "a", "cpu_model": "EPYC", "cpu_cores": 128, "memory_bytes": 10**12, "gpus": ["accelerator_type:AMD-Instinct-MI355X-OAM"]}
@@ -66,7 +67,7 @@ def folder(experiment_document, tmp_path) -> Path:
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     document = experiment_document | {
         "target": {"model": str(tmp_path / "tiny"), "max_model_len": 256}, "prompts": {"path": str(tmp_path / "prompts.jsonl")},
-        "sweep": {"arms": ["none", "bf16"], "concurrency": [1, 2], "k": [2], "blocks": 6, "requests_per_slot": 2, "workloads": [{"osl": 24, "ignore_eos": True}], "nodes": 3,
+        "sweep": UNHURRIED | {"arms": ["none", "bf16"], "concurrency": [1, 2], "k": [2], "blocks": 6, "requests_per_slot": 2, "workloads": [{"osl": 24, "ignore_eos": True}], "nodes": 3,
                   "answer_tokens": 12, "engine": {"kv_cache_bytes": 2**26}}}
     document.pop("quantize", None)
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(document))

@@ -23,9 +23,10 @@ from raysd.artifacts import FolderHome, Store
 from tests.backends.sweep_driver import TRAIN
 from tests.ray_nodes import Job, Nodes, three_nodes
 from tests.records import publish_files
+from tests.tiny_chain import UNHURRIED
 from tests.tiny_models import tiny_llama
 
-SWEEP = {"arms": ["none", "bf16"], "concurrency": [1, 2, 4], "k": [2], "blocks": 9, "requests_per_slot": 4, "workloads": [{"osl": 96, "ignore_eos": True}],
+SWEEP = UNHURRIED | {"arms": ["none", "bf16"], "concurrency": [1, 2, 4], "k": [2], "blocks": 9, "requests_per_slot": 4, "workloads": [{"osl": 96, "ignore_eos": True}],
          "answer_tokens": 12, "engine": {"kv_cache_bytes": 2**26}}
 
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.tiny_chain import write_experiment
+from tests.tiny_chain import UNHURRIED, write_experiment
 from tests.tiny_models import chained, tiny_llama
 
 PATIENCE_S = 900
-SWEEP = {"arms": ["none", "bf16"], "concurrency": [1], "k": [2], "blocks": 3, "requests_per_slot": 1, "workloads": [{"name": "report", "osl": 32}],
+SWEEP = UNHURRIED | {"arms": ["none", "bf16"], "concurrency": [1], "k": [2], "blocks": 3, "requests_per_slot": 1, "workloads": [{"name": "report", "osl": 32}],
          "engine": {"enforce_eager": True, "max_num_seqs": 4, "kv_cache_bytes": 268435456}}
 CAPTURE = {"mode": "stream", "engines": 2, "max_tokens": 48, "concurrency": 16, "shard_conversations": 16, "kv_cache_bytes": 268435456, "queue_bytes": 2**22}
 TRAIN = {"steps": 90, "ttt_steps": 2, "lr": 2e-3, "truncated": "keep", "evaluations": 1, "served_checkpoints": 1, "served_k": 2, "served_tokens": 48, "checkpoint_every_s": 3.0}

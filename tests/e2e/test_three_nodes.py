@@ -14,11 +14,11 @@ import yaml
 
 from raysd.artifacts import ArtifactKey, FolderHome, Store
 from tests.ray_nodes import NAMES, Nodes, three_nodes
-from tests.tiny_chain import write_experiment
+from tests.tiny_chain import UNHURRIED, write_experiment
 
 ROOT = Path(__file__).parents[2]
 RUN_S = 900
-NO_FP8 = {"arms": ["none", "bf16"], "concurrency": [1], "k": [2], "blocks": 3, "requests_per_slot": 2, "workloads": [{"name": "report", "osl": 24}],
+NO_FP8 = UNHURRIED | {"arms": ["none", "bf16"], "concurrency": [1], "k": [2], "blocks": 3, "requests_per_slot": 2, "workloads": [{"name": "report", "osl": 24}],
           "engine": {"enforce_eager": True, "max_num_seqs": 4, "kv_cache_bytes": 268435456}}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from raysd.errors import StageError
 from raysd.quantization.audit import audit_draft
-from tests.tiny_chain import FORMS, raysd, write_experiment
+from tests.tiny_chain import FORMS, UNHURRIED, raysd, write_experiment
 
 
 def record(run: dict, stage: str) -> dict:
@@ -83,7 +83,7 @@ def test_the_second_run_finds_everything(first_run):
 def test_an_eagle31_draft_with_the_whole_vocabulary_is_served_as_it_was_trained(tmp_path):
     """The other switches of the draft, through vLLM: a norm for each aux layer, the normed output fed back, no token map."""
     path = write_experiment(tmp_path, draft={"algorithm": "eagle3.1", "vocab_size": None, "aux_layers": [1, 2, 3]}, quantize=None,
-                            sweep={"arms": ["none", "bf16"], "concurrency": [1], "k": [2], "blocks": 3, "requests_per_slot": 1,
+                            sweep=UNHURRIED | {"arms": ["none", "bf16"], "concurrency": [1], "k": [2], "blocks": 3, "requests_per_slot": 1,
                                    "workloads": [{"name": "report", "osl": 32}],
                                    "engine": {"enforce_eager": True, "max_num_seqs": 4, "kv_cache_bytes": 268435456}})
     done = raysd("run", str(path), "--json")

@@ -22,7 +22,7 @@ from raysd.experiment.store import S3Section
 from tests.faults.ground import MOMENT_S, POLL_S, Attempt, Ground, NotRecovered, Reference, copied_store, small_disk
 from tests.ray_nodes import NAMES, Nodes, three_nodes
 from tests.s3_server import MOTO_ENVIRONMENT, FaultyProxy, moto_server
-from tests.tiny_chain import write_experiment
+from tests.tiny_chain import UNHURRIED, write_experiment
 
 REFERENCE_S = 900
 ENGINE = {"enforce_eager": True, "max_num_seqs": 4, "kv_cache_bytes": 268435456}
@@ -30,7 +30,7 @@ CHANGES = {
     "capture": {"engines": 1, "max_tokens": 48, "concurrency": 4, "shard_conversations": 6, "kv_cache_bytes": 268435456},
     "train": {"steps": 60, "ttt_steps": 2, "lr": 2e-3, "evaluations": 2, "served_checkpoints": 1, "served_k": 2, "served_tokens": 12, "truncated": "keep"},
     "quantize": {"served_k": 2, "served_tokens": 12},
-    "sweep": {"arms": ["none", "bf16"], "concurrency": [1, 2], "k": [2], "blocks": 3, "requests_per_slot": 2, "workloads": [{"name": "report", "osl": 24}],
+    "sweep": UNHURRIED | {"arms": ["none", "bf16"], "concurrency": [1, 2], "k": [2], "blocks": 3, "requests_per_slot": 2, "workloads": [{"name": "report", "osl": 24}],
               "engine": ENGINE},
 }
 """The tiny chain in short: small shards, so that a fault meets several; two arms, since every engine takes its time to start."""

@@ -33,8 +33,43 @@ def test_windows_line_ends_comments_and_chunks_without_tokens_are_fine():
 @pytest.mark.parametrize(("reads", "says"), [
     ([chunk([1, 2, 3], "stop"), USAGE], "before \\[DONE\\]"), ([chunk([1, 2, 3], "stop"), DONE], "no usage"), ([chunk([1, 2, 3]), USAGE, DONE], "no finish_reason"),
     ([chunk([1, 2], "stop"), USAGE, DONE], "counts 3 output tokens, the chunks hold 2"), ([DONE, USAGE], "after \\[DONE\\]"), ([b"data: 7\n\n"], "not a JSON object"),
-    ([event({"choices": [{"text": "a", "finish_reason": None}]})], "return_token_ids"), ([event({"choices": 3})], "lacks something"),
+    ([event({"choices": [{"finish_reason": None}]})], "lacks something"), ([USAGE, event({"choices": [], "usage": {"prompt_tokens": 7}}), DONE], "lacks something"),
+    ([event({"choices": 3})], "lacks something"),
     ([b"data: {\"choi"], "inside an event"), ([], "before \\[DONE\\]")])
 def test_what_is_not_one_finished_completion_is_refused(reads, says):
     with pytest.raises(MalformedStreamError, match=says):
         parse_stream(list(enumerate(reads)))
+
+
+def counted(text, output_tokens, finish_reason=None) -> bytes:
+    """A chunk of a server that tells its usage continuously, and no token ids."""
+    return event({"choices": [{"index": 0, "text": text, "finish_reason": finish_reason}], "usage": {"prompt_tokens": 7, "completion_tokens": output_tokens}})
+
+
+def said(finish_reason=None, **delta) -> bytes:
+    return event({"choices": [{"index": 0, "delta": delta, "finish_reason": finish_reason}]})
+
+
+def test_a_continuous_usage_tells_the_tokens_of_each_chunk():
+    stream = parse_stream([(10, counted("ab", 2)), (20, counted("", 3)), (30, counted("c", 7, "stop")), (40, USAGE.replace(b": 3", b": 7") + DONE)])
+    assert stream.chunk_tokens == (2, 1, 4) and stream.chunk_ns == (10, 20, 30) and stream.text == "abc" and stream.token_ids == ()
+
+
+def test_the_first_chunk_of_a_chat_tells_the_role_and_is_no_token():
+    reads = [(10, said(role="assistant", content="")), (20, said(content="Hel")), (30, said(content="lo")), (40, said("stop")), (50, USAGE + DONE)]
+    stream = parse_stream(reads)
+    assert stream.chunk_ns == (20, 30) and stream.text == "Hello" and stream.output_tokens == 3
+    assert stream.chunk_tokens == (), "how many tokens a chunk carries is not told, and not guessed"
+
+
+def test_what_a_model_thinks_are_tokens_too():
+    stream = parse_stream([(10, said(reasoning_content="hm")), (20, said("stop", content="yes")), (30, USAGE + DONE)])
+    assert stream.chunk_ns == (10, 20)
+
+
+def test_the_acceptance_of_a_request_is_read_where_vllm_tells_it():
+    told = {"speculative_decoding": {"acceptance_histogram": [5, 3, 2, 1], "num_spec_steps": 11, "num_accepted_draft_tokens": 10, "num_draft_tokens": 33}}
+    last = event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}, "metrics": told})
+    stream = parse_stream([(10, chunk([1, 2, 3], "stop")), (20, last + DONE)])
+    assert (stream.drafts, stream.per_position) == (11, (6, 3, 1)) and stream.cached_tokens == 4
+    assert parse_stream([(10, chunk([1, 2, 3], "stop")), (20, USAGE + DONE)]).drafts is None

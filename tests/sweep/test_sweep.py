@@ -24,6 +24,7 @@ from raysd.sweep.sweep import sweep
 from raysd.target import load_tokenizer
 from tests.servers import Shared, start_servers
 from tests.stage_runs import attempt, piece
+from tests.tiny_chain import UNHURRIED
 from tests.tiny_models import tiny_llama
 
 CELLS, REQUESTS = 12, 36  # 2 arms x concurrency 1 and 2 x 3 blocks, 2 requests a slot
@@ -75,7 +76,7 @@ def engines(tmp_path_factory):
     experiment = Experiment.model_validate({
         "name": "tiny", "target": {"model": str(target), "max_model_len": 256}, "prompts": {"path": str(folder / "prompts.jsonl")},
         "draft": {"checkpoint": str(draft)},
-        "sweep": {"arms": ["none", "bf16"], "concurrency": [1, 2], "k": [2], "requests_per_slot": 2, "workloads": [{"osl": 12}], "answer_tokens": 12,
+        "sweep": UNHURRIED | {"arms": ["none", "bf16"], "concurrency": [1, 2], "k": [2], "requests_per_slot": 2, "workloads": [{"osl": 12}], "answer_tokens": 12,
                   "engine": {"max_num_seqs": 4, "enforce_eager": True, "kv_cache_bytes": 2**26, "start_timeout_s": 300}}})
     specs = [engine_spec(experiment, target, None, None), engine_spec(experiment, target, draft, 2)]
     with start_servers([(spec, folder / f"{index}.log") for index, spec in enumerate(specs)]) as servers:

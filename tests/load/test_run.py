@@ -7,8 +7,11 @@ import threading
 import pytest
 from aiohttp import web
 
-from raysd.load.client import CompletionRequest, run_closed_loop
+from raysd.load.address import parse_address
+from raysd.load.arrivals import Load
 from raysd.load.metrics import ttft_ms
+from raysd.load.requests import Request
+from raysd.load.run import Limits, run_load
 
 PROMPT_TOKENS = 3
 HANG, SLOW = 1, 11
@@ -21,10 +24,12 @@ class Loopback:
         self.in_flight = self.most_in_flight = 0
         self.connections = set()
         self.bodies = []
+        self.keys = []
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
+        self.keys.append(request.headers.get("authorization"))
         self.connections.add(request.transport.get_extra_info("peername"))
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
@@ -99,11 +104,18 @@ def loopback():
 
 
 def requests(kinds):
-    return [CompletionRequest(f"p{index}", (kind, 2, 3), max_tokens=4, temperature=0, ignore_eos=False) for index, kind in enumerate(kinds)]
+    return [Request(f"p{index}", (kind, 2, 3), max_tokens=4, temperature=0, ignore_eos=False) for index, kind in enumerate(kinds)]
+
+
+FIVE_SECONDS = Limits(request_s=5)
+
+
+def ask(url, kinds, concurrency, limits=FIVE_SECONDS):
+    return run_load(parse_address(url), "target", requests(kinds), Load(concurrency=concurrency), limits).results
 
 
 def test_tokens_counts_and_times_are_what_the_server_sent(loopback):
-    [result] = run_closed_loop(loopback.url, "target", requests([SLOW]), 1, timeout_s=5)
+    [result] = ask(loopback.url, [SLOW], 1)
     assert result.error is None and result.prompt_id == "p0"
     assert result.token_ids == (10, 11, 12, 13) and result.chunk_tokens == (3, 1)
     assert (result.prompt_tokens, result.output_tokens, result.finish_reason) == (3, 4, "length")
@@ -115,7 +127,7 @@ def test_tokens_counts_and_times_are_what_the_server_sent(loopback):
 
 
 def test_exactly_the_asked_concurrency_is_in_flight_on_as_many_connections(loopback):
-    results = run_closed_loop(loopback.url, "target", requests([0] * 24), 6, timeout_s=5)
+    results = ask(loopback.url, [0] * 24, 6)
     assert [result.prompt_id for result in results] == [f"p{i}" for i in range(24)]
     assert all(result.error is None for result in results)
     assert loopback.most_in_flight == 6 and len(loopback.connections) == 6
@@ -125,21 +137,56 @@ def test_exactly_the_asked_concurrency_is_in_flight_on_as_many_connections(loopb
     (2, "status 500: the engine is dead"), (3, "status 429"), (4, "connection failed"), (5, "not JSON"), (6, "out of blocks"),
     (7, "ended before"), (8, "not a server-sent event"), (9, "counts 9 output tokens, the chunks hold 4"), (10, "no usage")])
 def test_a_fault_is_the_error_of_its_request_and_of_no_other(loopback, kind, error):
-    results = run_closed_loop(loopback.url, "target", requests([0, kind, 0, 0]), 2, timeout_s=5)
+    results = ask(loopback.url, [0, kind, 0, 0], 2)
     assert error in results[1].error
     assert results[1].output_tokens == 0 and results[1].token_ids == ()
     assert [result.error for index, result in enumerate(results) if index != 1] == [None] * 3
 
 
 def test_a_server_that_hangs_does_not_hang_the_client(loopback):
-    results = run_closed_loop(loopback.url, "target", requests([HANG, 0]), 2, timeout_s=0.5)
+    results = ask(loopback.url, [HANG, 0], 2, Limits(request_s=0.5))
     assert results[0].error == "not answered within 0.5 s" and results[1].error is None
 
 
 def test_a_server_that_is_not_there_is_an_error_of_each_request():
-    results = run_closed_loop("http://127.0.0.1:9", "target", requests([0, 0]), 2, timeout_s=5)
+    results = ask("http://127.0.0.1:9", [0, 0], 2)
     assert all("connection failed" in result.error for result in results)
 
 
 def test_no_requests_give_no_results(loopback):
-    assert run_closed_loop(loopback.url, "target", [], 4, timeout_s=5) == []
+    assert ask(loopback.url, [], 4) == []
+
+
+def test_a_server_that_falls_silent_is_given_up_before_the_limit_of_a_request(loopback):
+    results = ask(loopback.url, [HANG, 0], 2, Limits(request_s=60, silence_s=0.5))
+    assert results[0].error == "nothing was heard for 0.5 s" and results[1].error is None
+
+
+def test_connections_are_used_again_and_only_the_first_requests_make_one(loopback):
+    results = ask(loopback.url, [0] * 6, 2)
+    assert sum(result.connect_ms is not None for result in results) == 2 == len(loopback.connections)
+
+
+def test_an_open_loop_sends_when_it_is_time_whether_or_not_it_was_answered(loopback):
+    run = run_load(parse_address(loopback.url), "target", requests([SLOW] * 8), Load(rate_s=20), FIVE_SECONDS)
+    assert all(result.error is None for result in run.results) and loopback.most_in_flight == 8
+    intended = [result.intended_ns for result in run.results]
+    assert [round((at - intended[0]) / 1e6) for at in intended] == [50 * index for index in range(8)]
+    assert all(result.dispatched_ns >= result.intended_ns for result in run.results)
+
+
+def test_a_ramp_reaches_the_concurrency_step_by_step(loopback):
+    run = run_load(parse_address(loopback.url), "target", requests([SLOW] * 4), Load(concurrency=4, ramp_s=0.4), FIVE_SECONDS)
+    intended = [result.intended_ns for result in run.results]
+    assert [round((at - intended[0]) / 1e6) for at in intended] == [0, 100, 200, 300]
+
+
+def test_the_client_says_how_it_kept_up(loopback):
+    health = run_load(parse_address(loopback.url), "target", requests([0] * 4), Load(concurrency=2)).health
+    assert health.chunks == 8 and 0 < health.cpu_s < health.elapsed_s and health.cpu_us_per_chunk > 0 and health.loop_lag_ms_p99 >= 0
+
+
+def test_a_key_goes_with_every_request_and_what_only_vllm_knows_stays_away_from_others(loopback):
+    run_load(parse_address(loopback.url, "secret"), "target", requests([0]), Load(concurrency=1), plain=True)
+    [body] = loopback.bodies
+    assert loopback.keys == ["Bearer secret"] and "return_token_ids" not in body and body["stream_options"] == {"include_usage": True}

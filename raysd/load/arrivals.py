@@ -1,0 +1,60 @@
+"""When requests are to be sent: so many in flight at any moment, or at times of their own."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from raysd.errors import ExperimentError
+
+
+@dataclass(frozen=True)
+class Load:
+    """Either `concurrency` (closed loop) or `rate_s` (open loop)."""
+
+    concurrency: int | None = None
+    """Requests in flight at any moment, until they run out."""
+    rate_s: float | None = None
+    """Requests a second, whether or not earlier ones have been answered."""
+    arrivals: Literal["constant", "poisson"] = "constant"
+    """Of an open loop: evenly spaced, or independent of each other."""
+    ramp_s: float = 0.0
+    """Until all of `concurrency` is in flight, one more at even distances; or until `rate_s` is reached, growing from 0."""
+    seed: int = 0
+    """Of Poisson arrivals."""
+
+    def __post_init__(self) -> None:
+        if (self.concurrency is None) == (self.rate_s is None):
+            raise ExperimentError(what="a load is a concurrency or a rate", where="--concurrency, --rate", fix="give one of them")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise ExperimentError(what=f"a concurrency of {self.concurrency}", where="--concurrency", fix="use at least 1")
+        if self.rate_s is not None and not 0 < self.rate_s < math.inf:
+            raise ExperimentError(what=f"a rate of {self.rate_s} requests a second", where="--rate", fix="use more than 0")
+        if self.concurrency is not None and self.arrivals != "constant":
+            raise ExperimentError(what="Poisson arrivals have no effect on a closed loop", where="--poisson", fix="give a --rate")
+        if not 0 <= self.ramp_s < math.inf:
+            raise ExperimentError(what=f"a ramp of {self.ramp_s} s", where="--ramp", fix="use 0 or more")
+
+    def start_s(self, slot: int) -> float:
+        """When a slot of a closed loop sends its first request, in seconds since the begin."""
+        return 0.0 if self.ramp_s == 0 else self.ramp_s * slot / self.concurrency
+
+    def times_s(self, count: int) -> list[float]:
+        """When the requests of an open loop are to be sent, in seconds since the begin.
+
+        On a ramp the expected number of requests by time t is rate * t^2 / (2 ramp_s), and from its end on it grows by the rate. Poisson arrivals are those of a
+        process of rate 1 in that number (Lewis and Shedler, 1979: inversion).
+        """
+        draws, random_ = 0.0, random.Random(self.seed)
+        times = []
+        for number in range(count):
+            draws = draws + random_.expovariate(1.0) if self.arrivals == "poisson" else float(number)
+            times.append(self._time_of(draws))
+        return times
+
+    def _time_of(self, expected: float) -> float:
+        """When so many requests are expected to have been sent."""
+        on_ramp = self.rate_s * self.ramp_s / 2
+        return math.sqrt(2 * expected * self.ramp_s / self.rate_s) if expected < on_ramp else self.ramp_s / 2 + expected / self.rate_s

@@ -1,0 +1,223 @@
+"""Puts a load on a server, and says what came of every request and how well the client kept up.
+
+One thread on uvloop: while requests are in flight it stamps and keeps what arrives, and nothing else. What arrived is parsed when all has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from raysd.load.address import Address
+from raysd.load.arrivals import Load
+from raysd.load.connection import Connection, Response, connect
+from raysd.load.percentiles import percentile
+from raysd.load.requests import Request, Result
+from raysd.load.stream import MalformedStreamError, parse_stream
+
+LAG_EVERY_S = 0.01
+WATCH_EVERY_S = 0.5
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What keeps a load from hanging."""
+
+    request_s: float = 900.0
+    """The longest that one request may take."""
+    silence_s: float = 300.0
+    """The longest that a server may say nothing while a request is in flight."""
+    connect_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class ClientHealth:
+    """How well the client kept up: where it did not, the numbers are its own and not the server's."""
+
+    cpu_s: float
+    """Of the client's thread, parsing included."""
+    elapsed_s: float
+    """Of its event loop."""
+    chunks: int
+    loop_lag_ms_p99: float
+    """By how much a timer of the event loop was late."""
+    dispatch_delay_ms_p99: float
+    """By how much requests were sent later than intended."""
+
+    @property
+    def cpu_us_per_chunk(self) -> float | None:
+        return 1e6 * self.cpu_s / self.chunks if self.chunks else None
+
+
+@dataclass(frozen=True)
+class LoadRun:
+    """Results are in the order of the requests."""
+
+    results: list[Result]
+    health: ClientHealth
+
+
+def run_load(address: Address, model: str, requests: Sequence[Request], load: Load, limits: Limits = Limits(), plain: bool = False) -> LoadRun:
+    """Sends all requests as the load says, and returns when each has ended.
+
+    A request that is refused, cut off, garbled or too slow has its `error` set, and the others go on. plain: as Request.body has it.
+    """
+    import uvloop
+
+    bodies = [request.body(model, plain) for request in requests]
+    client = _Client(address, [request.path for request in requests], bodies, load, limits)
+    with _undisturbed():
+        cpu_s, begun_s = time.thread_time(), time.perf_counter()
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            lags_ms = runner.run(client.run())
+        elapsed_s = time.perf_counter() - begun_s
+        results = [_result(request, answer) for request, answer in zip(requests, client.answers, strict=True)]
+        cpu_s = time.thread_time() - cpu_s
+    delays_ms = [(result.dispatched_ns - result.intended_ns) / 1e6 for result in results]
+    return LoadRun(results, ClientHealth(cpu_s, elapsed_s, sum(len(result.chunk_ns) for result in results), percentile(lags_ms, 99) if lags_ms else 0.0,
+                                         percentile(delays_ms, 99) if delays_ms else 0.0))
+
+
+@dataclass
+class _Answer:
+    intended_ns: int
+    sent_ns: int
+    ended_ns: int
+    connect_ms: float | None = None
+    response: Response | None = None
+    error: str | None = None
+
+
+class _Client:
+    def __init__(self, address: Address, paths: Sequence[str], bodies: Sequence[bytes], load: Load, limits: Limits) -> None:
+        self._address, self._paths, self._bodies, self._load, self._limits = address, paths, bodies, load, limits
+        self._in_flight: dict[Connection, int] = {}
+        """Connections that wait for an answer, and since when."""
+        self._too_slow: dict[Connection, str] = {}
+        self._idle: list[Connection] = []
+        self.answers: list[_Answer | None] = [None] * len(bodies)
+
+    async def run(self) -> list[float]:
+        """Loop lags, in ms."""
+        lags_ms: list[float] = []
+        watchers = [asyncio.create_task(_measure_lag(lags_ms)), asyncio.create_task(self._watch())]
+        begun_ns = time.perf_counter_ns()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                if self._load.concurrency is not None:
+                    waiting = iter(range(len(self._bodies)))
+                    for slot in range(min(self._load.concurrency, len(self._bodies))):
+                        tasks.create_task(self._slot(begun_ns + int(1e9 * self._load.start_s(slot)), waiting))
+                else:
+                    for index, at_s in enumerate(self._load.times_s(len(self._bodies))):
+                        intended_ns = begun_ns + int(1e9 * at_s)
+                        await _until(intended_ns)
+                        tasks.create_task(self._ask(index, intended_ns))
+        finally:
+            for watcher in watchers:
+                watcher.cancel()
+            for connection in self._idle:
+                connection.close()
+        return lags_ms
+
+    async def _slot(self, intended_ns: int, waiting: Iterator[int]) -> None:
+        """One of those in flight: it takes the next request as soon as its last has ended."""
+        await _until(intended_ns)
+        for index in waiting:
+            intended_ns = (await self._ask(index, intended_ns)).ended_ns
+
+    async def _ask(self, index: int, intended_ns: int) -> _Answer:
+        answer = self.answers[index] = _Answer(intended_ns, intended_ns, intended_ns)
+        reused = bool(self._idle)
+        await self._try(answer, index)
+        if reused and answer.error is not None and answer.response is None and answer.connect_ms is None:
+            # A server may end an idle connection at the moment at which it is used again. It has said nothing, so it is asked on a new one.
+            answer.error = None
+            await self._try(answer, index, fresh=True)
+        return answer
+
+    async def _try(self, answer: _Answer, index: int, fresh: bool = False) -> None:
+        connection = None
+        try:
+            while self._idle and not fresh and (connection is None or connection.closed):
+                connection = self._idle.pop()
+            if connection is None or connection.closed:
+                begun_ns = time.perf_counter_ns()
+                connection = await connect(self._address, self._limits.connect_s)
+                answer.connect_ms = (time.perf_counter_ns() - begun_ns) / 1e6
+            answer.sent_ns, ended = connection.send(self._paths[index], self._bodies[index])
+            self._in_flight[connection] = answer.sent_ns
+            answer.response = await ended
+            answer.ended_ns = answer.response.ended_ns
+        except TimeoutError:
+            answer.error = f"no connection within {self._limits.connect_s:g} s"
+        except OSError as err:  # ConnectionError is one
+            answer.error = self._too_slow.pop(connection, None) or f"connection failed: {err}"
+        finally:
+            if answer.response is None:
+                answer.ended_ns = time.perf_counter_ns()
+            if connection is not None:
+                self._in_flight.pop(connection, None)
+                if not connection.closed:
+                    self._idle.append(connection)
+
+    async def _watch(self) -> None:
+        """Ends what takes too long."""
+        while True:
+            now_ns = time.perf_counter_ns()
+            for connection, since_ns in list(self._in_flight.items()):
+                if now_ns - since_ns > 1e9 * self._limits.request_s:
+                    self._too_slow[connection] = f"not answered within {self._limits.request_s:g} s"
+                elif now_ns - connection.now_ns > 1e9 * self._limits.silence_s:
+                    self._too_slow[connection] = f"nothing was heard for {self._limits.silence_s:g} s"
+                if connection in self._too_slow:
+                    connection.close()
+            await asyncio.sleep(WATCH_EVERY_S)
+
+
+async def _until(at_ns: int) -> None:
+    """Returns then, and not before: uvloop counts in milliseconds, and may wake up one too early."""
+    while (delay_s := (at_ns - time.perf_counter_ns()) / 1e9) > 0:
+        await asyncio.sleep(delay_s)
+
+
+async def _measure_lag(lags_ms: list[float]) -> None:
+    while True:
+        begun_s = time.perf_counter()
+        await asyncio.sleep(LAG_EVERY_S)
+        lags_ms.append(max(0.0, 1e3 * (time.perf_counter() - begun_s - LAG_EVERY_S)))
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Without the garbage collector: it would stop the thread for longer than a chunk takes, and most of what it looks at is there to stay."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_on:
+            gc.enable()
+
+
+def _result(request: Request, answer: _Answer) -> Result:
+    error, stream = answer.error, None
+    if error is None and answer.response.status != 200:
+        body = b"".join(read for _, read in answer.response.reads).decode("utf-8", errors="replace")[:300]
+        error = f"status {answer.response.status}: {body}"
+    elif error is None:
+        try:
+            stream = parse_stream(answer.response.reads)
+        except MalformedStreamError as err:
+            error = f"malformed answer: {err}"
+    if stream is None:
+        return Result(request.prompt_id, answer.intended_ns, answer.sent_ns, answer.ended_ns, error, answer.connect_ms)
+    return Result(request.prompt_id, answer.intended_ns, answer.sent_ns, answer.ended_ns, None, answer.connect_ms, stream.token_ids, stream.text, stream.finish_reason,
+                  stream.prompt_tokens, stream.cached_tokens, stream.output_tokens, stream.chunk_ns, stream.chunk_tokens, stream.drafts, stream.per_position)
