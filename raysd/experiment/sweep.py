@@ -16,6 +16,8 @@ SERVER_ARGS = {"model", "served-model-name", "host", "port", "dtype", "max-model
                "trust-remote-code", "speculative-config"}
 ACCEPTANCE_SEQS = 16
 """Sequences that an engine decodes at once while a draft's acceptance is counted."""
+PILOT_BLOCKS = 5
+"""Fewest blocks whose spread decides how many more there are: three would have a t quantile of 4.3, and need 2.4 times the blocks that five do."""
 DRAFT_ARGS = {"method", "model", "num-speculative-tokens", "rejection-sample-method", "synthetic-acceptance-rates", "synthetic-acceptance-length"}
 
 
@@ -141,6 +143,13 @@ class SweepSection(Section):
     """Tokens drafted per verify step, 1 to 8 each; every drafting arm runs at each of them."""
     blocks: int = Field(3, ge=3)
     """Rounds of all arms; statistics need at least 3."""
+    until_ci: float | None = Field(None, gt=0, lt=1)
+    """Half of the width that the 95 % interval of every speed-up is to have at most, as a share of the speed-up: 0.05 is 5 %. After `blocks`, at least five, the
+    spread that they had decides how many more are run (Stein's two stages); null: none."""
+    max_blocks: int = Field(30, ge=3)
+    """Of them all, at most."""
+    until_ci_limit_s: float = Field(14400, gt=0)
+    """After so long no block is added."""
     requests_per_slot: int = Field(4, ge=1)
     """Requests of a cell, per unit of concurrency, for workloads that do not say their own."""
     seed: int = Field(0, ge=0, lt=2**63)
@@ -192,6 +201,12 @@ class SweepSection(Section):
         for arm in self.arms:
             if alone := sorted(set(self.concurrency_of(arm)) - set(self.concurrency_of("none"))):
                 raise ValueError(f"arm_concurrency: {arm} runs at {alone}, where there is no baseline to compare it with")
+        if self.until_ci is None:
+            for name in ("max_blocks", "until_ci_limit_s"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name}: has no effect without until_ci; remove it, or say how narrow the intervals are to be")
+        elif self.max_blocks < max(self.blocks, PILOT_BLOCKS):
+            raise ValueError(f"max_blocks: {self.max_blocks} are fewer than the {max(self.blocks, PILOT_BLOCKS)} that until_ci begins with")
         names = [w.name for w in self.workloads]
         if len(set(names)) != len(names):
             raise ValueError(f"workloads: {names} names something twice")

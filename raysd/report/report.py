@@ -13,6 +13,7 @@ from raysd.report.load_pictures import draw_acceptance_under_load, draw_latency,
 from raysd.report.markdown import render_markdown
 from raysd.report.pictures import draw_acceptance, draw_speedup, draw_training
 from raysd.report.tables import baseline_rates
+from raysd.sweep.sequential import pilot_pairs
 from raysd.sweep.statistics import Interval, Speedup, speedups
 
 SUMMARY = "summary.md"
@@ -29,7 +30,8 @@ def report(run: StageRun) -> dict[str, Any]:
     """
     run.progress("reading the measurements", 0, 3)
     inputs = read_inputs(run.experiment, run.inputs)
-    compared = speedups(inputs.cells)
+    section = inputs.experiment.sweep
+    compared = speedups(inputs.cells, pilot_pairs(section.blocks, section.until_ci))
     shown = sections.primary(inputs, compared)
     run.progress("drawing", 1, 3)
     _draw(run, inputs, compared)

@@ -13,10 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from raysd.experiment.sweep import PILOT_BLOCKS
 from raysd.sweep.statistics import ALPHA, Cell, Speedup, speedups, t_quantile
-
-PILOT_BLOCKS = 5
-"""Fewest blocks of a pilot: three would have a t quantile of 4.3, and need 2.4 times the blocks that five do."""
 
 
 def pilot_pairs(blocks: int, until_ci: float | None) -> int | None:

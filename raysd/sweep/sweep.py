@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -22,6 +23,7 @@ from raysd.sweep.kept import keep, kept
 from raysd.sweep.lossless import Answer, Comparison, Difference, counts
 from raysd.sweep.measure import Measured
 from raysd.sweep.schedule import Answering, Block, Schedule, Work
+from raysd.sweep.sequential import wanted_blocks
 
 OpenNodes = Callable[[StageRun], AbstractContextManager[Sequence[Node]]]
 """`with open_nodes(run) as nodes:` no engine of theirs is left on exit."""
@@ -67,23 +69,23 @@ class _Desk:
     def __init__(self, run: StageRun) -> None:
         self._run, self._section = run, run.experiment.sweep
         self._results = what_is_kept(run)
-        self._blocks = self._section.blocks
+        self._blocks = max([wanted_blocks([], self._section.blocks, self._section.until_ci), *(cell.block + 1 for cell in self._results.cells)])
+        self._begun_s = time.monotonic()
         self._at_work: dict[str, threading.Thread] = {}
-        self._several = False
+        self._together, self._nodes = True, 1
 
     def is_whole(self) -> bool:
         """Whether there is nothing left to do."""
         engines, results = plan_engines(self._section), self._results
-        return (all(cell in results.cells for cell in self._cells()) and all(engine in results.answers for engine in engines)
+        return (all(cell in results.cells for cell in self._cells()) and self._wanted() <= self._blocks and all(engine in results.answers for engine in engines)
                 and all(engine in results.comparisons for engine in engines if engine != NONE))
 
     def work_with(self, nodes: Sequence[Node]) -> None:
         """Has the nodes do what is left. Raises what ended the last of them, or what is no fault of a node at once."""
-        together, self._several = all(node.together for node in nodes), len(nodes) > 1
-        blocks = [Block(number, tuple(plan_block(self._section, number, together))) for number in range(self._blocks)]
+        self._together, self._nodes = all(node.together for node in nodes), len(nodes)
         answered = all(engine in self._results.comparisons for engine in plan_engines(self._section) if engine != NONE) and NONE in self._results.answers
         kept_on = {cell: measured.row["node"] for cell, measured in self._results.cells.items()}
-        self._schedule = Schedule([*([] if answered else [Answering()]), *blocks], kept_on)
+        self._schedule = Schedule([*([] if answered else [Answering()]), *map(self._block, range(self._blocks))], kept_on)
         to_do: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         for node in nodes:
             at_node = _AtNode(node, self, self._schedule, to_do.put, dict(self._results.answers))
@@ -136,9 +138,15 @@ class _Desk:
         keep(self._run, "comparisons", {"engine": engine_name(engine)}, {"comparisons": [asdict(each) for each in comparisons]})
 
     def has_done(self) -> None:
-        """A node has done what it took."""
-        if self._schedule.done():
+        """A node has done what it took. When all have, more blocks are added, one a node, if they are wanted."""
+        if not self._schedule.done():
+            return
+        more = min(self._wanted() - self._blocks, self._nodes)
+        if more <= 0 or time.monotonic() - self._begun_s > self._section.until_ci_limit_s:
             self._schedule.close()
+            return
+        self._schedule.add([self._block(number) for number in range(self._blocks, self._blocks + more)])
+        self._blocks += more
 
     def has_ended(self, node: str, error: BaseException | None) -> None:
         """A node does nothing any more."""
@@ -155,11 +163,19 @@ class _Desk:
         write_results(self._run.out, measured, self._results)
         return metrics(self._section.k[0], measured, self._results)
 
+    def _wanted(self) -> int:
+        """How many blocks there should be, by what is known so far."""
+        rows = [measured.row for measured in self._results.cells.values()]
+        return wanted_blocks(rows, self._section.blocks, self._section.until_ci, self._section.max_blocks)
+
+    def _block(self, number: int) -> Block:
+        return Block(number, tuple(plan_block(self._section, number, self._together)))
+
     def _cells(self) -> list[Cell]:
         return [cell for number in range(self._blocks) for cell in plan_block(self._section, number, together=True)]
 
     def _on(self, node: str) -> str:
-        return f" on {node}" if self._several else ""
+        return f" on {node}" if self._nodes > 1 else ""
 
 
 class _AtNode:
@@ -242,7 +258,8 @@ def what_is_kept(run: StageRun) -> Results:
         if (document := kept(run, "comparisons", {"engine": engine_name(engine)})) is not None:
             results.comparisons[engine] = [Comparison(**each | {"difference": each["difference"] and Difference(**each["difference"])})
                                            for each in document["comparisons"]]
-    for cell in (cell for number in range(section.blocks) for cell in plan_block(section, number, together=True)):
+    most = section.max_blocks if section.until_ci else section.blocks
+    for cell in (cell for number in range(most) for cell in plan_block(section, number, together=True)):
         if (document := kept(run, "cells", cell.identity())) is not None:
             results.cells[cell] = Measured(**document)
     return results

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -14,6 +15,7 @@ from raysd.sweep.bench import Answers
 from raysd.sweep.cells import Cell
 from raysd.sweep.lossless import Answer, Comparison
 from raysd.sweep.measure import Measured, unmeasured
+from raysd.sweep.sequential import wanted_blocks
 from raysd.sweep.sweep import sweep
 from tests.stage_runs import attempt, piece
 
@@ -35,6 +37,7 @@ class Stand:
     lost_after: int | None = None
     never: set = field(default_factory=set)
     measured: list = field(default_factory=list)
+    tok_s: Callable[[Cell], float] = lambda cell: 1.0
     up: set = field(default_factory=set)
 
     @property
@@ -58,7 +61,7 @@ class Stand:
         if cell.engine in self.never or self.fails.get(point, 0) > 0:
             self.fails[point] = self.fails.get(point, 0) - 1
             return unmeasured(cell, self.name, failure("the engine died"))
-        row = unmeasured(cell, self.name, failure("")).row | {"valid": True, "invalid_reasons": [], "output_tok_s": 1.0, "measured_s": float(len(self.measured))}
+        row = unmeasured(cell, self.name, failure("")).row | {"valid": True, "invalid_reasons": [], "output_tok_s": self.tok_s(cell), "measured_s": float(len(self.measured))}
         return Measured(row, [])
 
     def answer(self, engine):
@@ -167,3 +170,33 @@ def test_logs_of_other_nodes_become_part_of_the_artifact(experiment, tmp_path):
     with attempt(tmp_path / "store", experiment) as run:
         sweep(run, lambda run: contextlib.nullcontext([Stand("a", experiment)]))
         assert (run.out / "logs" / "none.log").read_bytes() == b"said"
+
+
+def uneven(cell: Cell) -> float:
+    """Speed-ups of 1.5 give or take some percent, different in every block."""
+    return (1.0 if cell.arm == "none" else 1.5 * (1 + 0.04 * (cell.block % 3 - 1))) * 100
+
+
+def until(experiment: Experiment, **values) -> Experiment:
+    return experiment.model_copy(update={"sweep": experiment.sweep.model_copy(update={"blocks": 3, "until_ci": 0.04} | values)})
+
+
+def test_blocks_are_added_until_the_intervals_are_narrow_and_a_killed_sweep_adds_no_others(experiment, tmp_path):
+    experiment = until(experiment)
+    cells, metrics = run_on(tmp_path / "store", experiment, Stand("a", experiment, tok_s=uneven), Stand("b", experiment, tok_s=uneven))
+    blocks = 1 + max(cell["block"] for cell in cells)
+    assert blocks == wanted_blocks(cells, 3, 0.04) > 5 and metrics["valid_cells"] == len(cells) == 6 * blocks
+    again = Stand("a", experiment, tok_s=uneven)
+    _, repeated = run_on(tmp_path / "store", experiment, again)
+    assert not again.measured and repeated == metrics
+    with pytest.raises(NodeLostError):
+        run_on(tmp_path / "other", experiment, Stand("a", experiment, tok_s=uneven, lost_after=5 * 6 + 2))
+    rest = Stand("a", experiment, tok_s=uneven)
+    assert run_on(tmp_path / "other", experiment, rest)[1]["valid_cells"] == 6 * blocks and len(rest.measured) == 6 * blocks - 32
+
+
+def test_no_block_is_added_beyond_the_most_or_after_the_limit_of_time(experiment, tmp_path):
+    for number, (values, blocks) in enumerate([({"max_blocks": 6}, 6), ({"until_ci_limit_s": 1e-9}, 5), ({"until_ci": 0.5}, 5)]):
+        changed = until(experiment, **values)
+        cells, _ = run_on(tmp_path / str(number), changed, Stand("a", changed, tok_s=uneven))
+        assert len({cell["block"] for cell in cells}) == blocks
