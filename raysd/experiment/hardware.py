@@ -42,6 +42,9 @@ class HardwareSection(Section):
     """Environment variables of every stage's job, on top of the node's own: what the machines need, such as HF_HOME. What changes the answers of
     engines belongs into sweep.engine.env."""
 
+    usd_per_hour: float | None = Field(None, gt=0)
+    """Price of what one engine of the sweep runs on, all its GPUs together: the report then says what a million tokens of output cost."""
+
     def of_stage(self, stage: str) -> StageResources:
         """What a stage's job asks for."""
         return self.resources.get(stage, StageResources())

@@ -112,5 +112,6 @@ def build_stages(
         },
         (draft if "bf16" in arms else ()) + (("quantize",) if "fp8" in arms else ()),
     )
-    add("report", {}, tuple(stages))
+    price = experiment.hardware.usd_per_hour
+    add("report", {} if price is None else {"usd_per_hour": price}, tuple(stages))
     return list(stages.values())

@@ -274,6 +274,15 @@ def test_prompts_of_a_workload_count_by_their_content(write_experiment, tmp_path
     assert same_train == train and other != sweep
 
 
+def test_a_price_makes_the_report_anew_and_nothing_else(write_experiment):
+    def fingerprints(**hardware) -> dict[str, str]:
+        return {stage.name: stage.fingerprint for stage in stages_of(load_experiment(write_experiment(hardware=hardware)))}
+
+    without, cheap, dear = fingerprints(), fingerprints(usd_per_hour=1.5), fingerprints(usd_per_hour=2)
+    assert len({each["report"] for each in (without, cheap, dear)}) == 3
+    assert {**without, "report": ""} == {**cheap, "report": ""} == {**dear, "report": ""}
+
+
 def test_the_work_of_a_stage_is_not_done_with_prompts_that_it_reads_itself():
     """They may have changed since its fingerprint was computed: it gets those that the fingerprint is of."""
     package = Path(raysd.__file__).parent
