@@ -7,10 +7,12 @@ than another on a kind of machine, and a block on another kind would answer anot
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,14 @@ from raysd.checks.draft_served import with_served_draft
 from raysd.errors import ExperimentError, NodeLostError, RaysdError, StageError, TryAgainError
 from raysd.experiment import Experiment
 from raysd.experiment.hardware import StageResources
+from raysd.hardware.catalogue import CPU
 from raysd.prompts.prompt_set import PromptSet
 from raysd.sweep.bench import Answers, Bench, Node
 from raysd.sweep.cells import Cell, Engine
 from raysd.sweep.engine import Launch
 from raysd.sweep.lossless import Comparison
 from raysd.sweep.measure import Measured
+from raysd.sweep.telemetry import devices_free
 
 PLACE_TIMEOUT_S = 300
 """For Ray to find the nodes; an autoscaling cluster may have to start them first."""
@@ -51,8 +55,14 @@ def open_nodes(run: StageRun, launch: Launch = launch) -> Iterator[Sequence[Node
         return
     run = with_served_draft(run)
     prompts = run.prompts.alone("report")
-    with contextlib.closing(Bench(platform.node(), run.experiment, prompts, run.inputs, launch, psutil.virtual_memory().available, run.out / "logs")) as bench:
+    with contextlib.closing(Bench(platform.node(), run.experiment, prompts, run.inputs, launch, psutil.virtual_memory().available, run.out / "logs",
+                                  between_engines(run.experiment))) as bench:
         yield [bench]
+
+
+def between_engines(experiment: Experiment) -> Callable[[], None]:
+    """What is waited for before an engine starts in another's place: that the devices' memory is free again; nothing on a CPU, where it is as soon as a process ends."""
+    return (lambda: None) if experiment.hardware.name == CPU else partial(devices_free, os.environ)
 
 
 @contextlib.contextmanager
@@ -151,7 +161,7 @@ class NodeActor:
         run = with_served_draft(StageRun(experiment, None, folders, None, scratch / "work", scratch / "out", no_progress))
         self._logs = scratch / "logs"
         self._bench = self._held.enter_context(contextlib.closing(
-            Bench(name, run.experiment, prompts, folders, launch, psutil.virtual_memory().available, self._logs)))
+            Bench(name, run.experiment, prompts, folders, launch, psutil.virtual_memory().available, self._logs, between_engines(run.experiment))))
         return self._bench.together
 
     def call(self, method: str, *arguments: Any) -> Any:

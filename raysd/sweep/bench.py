@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from raysd.draft.acceptance import AcceptanceCounts
 from raysd.errors import EngineError, StageError
 from raysd.experiment import Experiment
 from raysd.experiment.sweep import SweepSection
+from raysd.hardware.catalogue import CPU
 from raysd.load.address import parse_address
 from raysd.load.arrivals import Load
 from raysd.load.requests import Request
@@ -26,6 +28,8 @@ from raysd.sweep.measure import Measured, measure_cell, run_counted, unmeasured,
 from raysd.sweep.provenance import node_facts
 from raysd.sweep.residency import decide_residency
 from raysd.sweep.served import greedy_requests, refuse_failures
+from raysd.sweep.smi import find_tool
+from raysd.sweep.telemetry import Telemetry
 from raysd.sweep.warm_up import warm_up
 from raysd.sweep.workloads import ready_prompts, workload_prompts
 from raysd.target import load_tokenizer, resolve_target
@@ -93,6 +97,8 @@ class Bench:
         self.together = self._residency.together
         self._warm_ups: dict[str, list[dict[int, float]]] = {}
         self._engines = Engines(specs, self.together, launch, logs, self._warm_up, between)
+        self._telemetry = Telemetry(partial(print, flush=True), None if experiment.hardware.name == CPU else find_tool())
+        self._telemetry.open()
 
     def to_start(self, engine: Engine) -> list[Engine]:
         return self._engines.to_start(engine)
@@ -114,7 +120,7 @@ class Bench:
             self._check_of_use()
             return unmeasured(cell, self.name, err)
         try:
-            return measure_cell(cell, self._requests(cell), server, self.name, self.section)
+            return measure_cell(cell, self._requests(cell), server, self.name, self.section, self._telemetry.rows)
         except EngineError as err:
             self._engines.put_away(cell.engine)
             return unmeasured(cell, self.name, err)
@@ -159,8 +165,11 @@ class Bench:
         return {}
 
     def close(self) -> None:
-        """Ends the engines."""
-        self._engines.close()
+        """Ends the engines, and telemetry."""
+        try:
+            self._engines.close()
+        finally:
+            self._telemetry.close()
 
     def _requests(self, cell: Cell) -> list[Request]:
         """The same for every arm and k of a block."""

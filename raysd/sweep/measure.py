@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from raysd.draft.acceptance import AcceptanceCounts
@@ -18,12 +19,22 @@ from raysd.load.requests import Request, Result
 from raysd.load.run import ClientHealth, LoadRun, run_load
 from raysd.sweep import tables
 from raysd.sweep.cells import Cell
+from raysd.sweep.energy import energy_of
 from raysd.sweep.engine import Server
+from raysd.sweep.smi import own_devices
 
 IDLE_PATIENCE_S = 60.0
 """How long an engine may take to finish what nobody waits for any more."""
 
 Row = dict[str, Any]
+
+Seen = Callable[[float, float], list[Row]]
+"""`seen(start_s, end_s)`: rows of telemetry in a window of time.time(), and a little around it."""
+
+
+def nothing_seen(start_s: float, end_s: float) -> list[Row]:
+    """A Seen where nobody looks."""
+    return []
 
 
 @dataclass(frozen=True)
@@ -34,21 +45,27 @@ class Measured:
     """For the table `cells`."""
     requests: list[Row]
     """For the table `requests`."""
+    telemetry: list[Row] = field(default_factory=list)
+    """For the table `telemetry`."""
 
     @property
     def valid(self) -> bool:
         return self.row["valid"]
 
 
-def measure_cell(cell: Cell, requests: Sequence[Request], server: Server, node: str, sweep: SweepSection) -> Measured:
-    """Puts the load of a cell on its server. A request that fails makes the cell invalid, with its reason. Raises EngineError if the engine dies."""
+def measure_cell(cell: Cell, requests: Sequence[Request], server: Server, node: str, sweep: SweepSection, seen: Seen = nothing_seen) -> Measured:
+    """Puts the load of a cell on its server. seen: what telemetry saw meanwhile. A request that fails makes the cell invalid, with its reason. Raises EngineError if the engine dies."""
     run, counted = run_counted(server, requests, cell.concurrency)
     metrics = summarise(run.results, cell.concurrency)
     reasons = [*answer_reasons(run.results, requests, sweep.largest_repeating_frac), *client_reasons(metrics, run.health, cell.concurrency, sweep.largest_lag_ms),
                *engine_reasons(cell, counted)]
-    started_ns = min(result.dispatched_ns for result in run.results)
-    return Measured(_cell_row(cell, node, metrics, run.health, counted, reasons), [_key(cell, node) | _request_row(request, result, started_ns)
-                                                                                        for request, result in zip(requests, run.results, strict=True)])
+    started_ns, ended_ns = min(result.dispatched_ns for result in run.results), max(result.ended_ns for result in run.results)
+    window_s = [time.time() - (time.perf_counter_ns() - at_ns) / 1e9 for at_ns in (started_ns, ended_ns)]
+    telemetry = seen(*window_s)
+    row = _cell_row(cell, node, metrics, run.health, counted, reasons) | {
+        "acceptance": "real" if cell.k is None else sweep.acceptance.words, "energy_j": energy_of(telemetry, *window_s, own_devices(os.environ))}
+    return Measured(row, [_key(cell, node) | _request_row(request, result, started_ns) for request, result in zip(requests, run.results, strict=True)],
+                    [_key(cell, node) | each for each in telemetry])
 
 
 def unmeasured(cell: Cell, node: str, error: EngineError) -> Measured:
@@ -121,7 +138,7 @@ def _cell_row(cell: Cell, node: str, metrics: LoadMetrics, health: ClientHealth,
 def _request_row(request: Request, result: Result, started_ns: int) -> Row:
     good = result.error is None
     return {"prompt_id": result.prompt_id, "category": request.category, "error": result.error, "finish_reason": result.finish_reason, "prompt_tokens": result.prompt_tokens,
-            "output_tokens": result.output_tokens, "drafts": result.drafts, "per_position": list(result.per_position),
+            "output_tokens": result.output_tokens, "drafts": result.drafts, "accepted": None if result.drafts is None else sum(result.per_position), "per_position": list(result.per_position),
             "intended_ms": (result.intended_ns - started_ns) / 1e6, "dispatched_ms": (result.dispatched_ns - started_ns) / 1e6,
             "ended_ms": (result.ended_ns - started_ns) / 1e6, "ttft_ms": ttft_ms(result) if good else None,
             "tpot_ms": tpot_ms(result) if good else None, "e2el_ms": e2el_ms(result) if good else None,

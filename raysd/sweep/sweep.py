@@ -46,7 +46,7 @@ class Results:
 
 
 def sweep(run: StageRun, open_nodes: OpenNodes) -> dict[str, Any]:
-    """Measures every cell of the experiment's sweep; writes cells/, requests/, answers, lossless and acceptance as Parquet, provenance.json and logs/.
+    """Measures every cell of the experiment's sweep; writes cells/, requests/, telemetry, answers, lossless and acceptance as Parquet, provenance.json and logs/.
 
     run.inputs: `train` and `quantize` hold the drafts, as their arms need them. What is finished is kept as a piece, and a later attempt does
     not repeat it. A cell whose engine does not start, or dies, is measured once more and is else invalid, with the reason, and the sweep goes on; so it does when
@@ -122,7 +122,7 @@ class _Desk:
         """A node has a cell."""
         self._results.cells[cell] = measured
         if measured.valid:
-            keep(self._run, "cells", cell.identity(), {"row": measured.row, "requests": measured.requests})
+            keep(self._run, "cells", cell.identity(), {"row": measured.row, "requests": measured.requests, "telemetry": measured.telemetry})
         else:  # not kept: the next attempt measures it again
             print(f"invalid: {cell.label()}{self._on(node)}: {'; '.join(measured.row['invalid_reasons'])}", flush=True)
 
@@ -269,6 +269,7 @@ def write_results(out: Path, measured: Sequence[Measured], results: Results) -> 
     """Writes all tables and provenance.json."""
     tables.write_partitioned(out / "cells", tables.CELLS, [each.row for each in measured])
     tables.write_partitioned(out / "requests", tables.REQUESTS, [row for each in measured for row in each.requests])
+    tables.write_table(out / "telemetry.parquet", tables.TELEMETRY, [row for each in measured for row in each.telemetry])
     tables.write_table(out / "answers.parquet", tables.ANSWERS, [
         {"arm": arm, "k": k, "prompt_id": answer.prompt_id, "token_ids": list(answer.token_ids), "finish_reason": answer.finish_reason}
         for (arm, k), given in results.answers.items() for answer in given.answers])

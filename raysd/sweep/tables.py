@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from raysd.sweep import telemetry
+
 SCHEMA_VERSION = 2
 """Raised whenever a column changes its name or meaning."""
 
@@ -15,15 +17,19 @@ CELLS = {"arm": "string", "workload": "string", "isl": "double", "osl": "int32",
          "step_ms_p50": "double", "step_ms_p99": "double", "connect_ms_p50": "double", "drafts": "int64", "draft_tokens": "int64", "accepted": "int64",
          "acceptance_length": "double", "per_position": "list<int64>", "requests": "int32", "failures": "int32", "output_tokens": "int64",
          "prompt_tokens": "int64", "elapsed_s": "double", "window_s": "double", "achieved_concurrency": "double", "client_cpu_frac": "double", "loop_lag_ms_p99": "double",
-         "dispatch_delay_ms_p99": "double", "preemptions": "int32", "measured_s": "double",
+         "dispatch_delay_ms_p99": "double", "acceptance": "string", "energy_j": "double", "preemptions": "int32", "measured_s": "double",
          "schema_version": "int32"}
 """One row a cell. isl: prompt tokens on average, as counted; osl: as asked for; k: null for `none`; per_position: accepted tokens, first to k-th;
-node: where it was measured; measured_s: when, in seconds since 1970."""
+node: where it was measured; measured_s: when, in seconds since 1970; acceptance: `real` or `synthetic`; energy_j: of the engine's devices, from the first request's
+start to the last one's end; null where no tool tells their power."""
 
 REQUESTS = {"arm": "string", "workload": "string", "concurrency": "int32", "k": "int32", "block": "int32", "node": "string", "prompt_id": "string", "category": "string", "error": "string",
-            "finish_reason": "string", "prompt_tokens": "int32", "output_tokens": "int32", "drafts": "int32", "per_position": "list<int32>", "intended_ms": "double", "dispatched_ms": "double", "ended_ms": "double",
+            "finish_reason": "string", "prompt_tokens": "int32", "output_tokens": "int32", "drafts": "int32", "accepted": "int32", "per_position": "list<int32>", "intended_ms": "double", "dispatched_ms": "double", "ended_ms": "double",
             "ttft_ms": "double", "tpot_ms": "double", "e2el_ms": "double", "chunk_ms": "list<double>", "chunk_tokens": "list<int32>"}
-"""One row a request. drafts, per_position: where the server tells them of each request; intended_ms, dispatched_ms, ended_ms, chunk_ms: since the cell's first request was sent."""
+"""One row a request. drafts, accepted, per_position: where the server tells them of each request; intended_ms, dispatched_ms, ended_ms, chunk_ms: since the cell's first request was sent."""
+
+TELEMETRY = {"arm": "string", "workload": "string", "concurrency": "int32", "k": "int32", "block": "int32", "node": "string", **telemetry.COLUMNS}
+"""What was seen of host and devices while each cell was measured, about once a second; columns as telemetry.py has them."""
 
 ANSWERS = {"arm": "string", "k": "int32", "prompt_id": "string", "token_ids": "list<int32>", "finish_reason": "string"}
 """The greedy answer of each engine to each prompt of the report split."""

@@ -33,23 +33,25 @@ Row = dict[str, Any]
 
 
 class Telemetry:
-    """What was seen while it is open: `with Telemetry(say) as telemetry:`."""
+    """What is seen from `open` to `close`: `with contextlib.closing(Telemetry(say)) as telemetry:`."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        """say: told once, in words, if a tool fails."""
+    def __init__(self, say: Callable[[str], None], tool: Tool | None) -> None:
+        """say: told once, in words, if the tool fails. tool: of the vendor of the devices that engines use; None: they use none, or there is no tool."""
         self._say, self._rows, self._held = say, [], threading.Lock()
-        self._ended, self._process, self._tool, self._failed = threading.Event(), None, find_tool(), False
+        self._ended, self._process, self._tool, self._failed = threading.Event(), None, tool, False
+        self._told = False
         self._threads = [threading.Thread(target=self._watch_host, name="telemetry of the host", daemon=True)]
         if self._tool is not None:
             self._threads.append(threading.Thread(target=self._watch_devices, args=(self._tool,), name=f"telemetry by {self._tool.name}", daemon=True))
 
-    def __enter__(self) -> Telemetry:
+    def open(self) -> None:
+        """Begins to look."""
         self._began = time.monotonic()
         for thread in self._threads:
             thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Looks no more; no thread or process of it is left."""
         self._ended.set()
         with self._held:
             process = self._process
@@ -57,14 +59,14 @@ class Telemetry:
             process.kill()
         for thread in self._threads:
             thread.join()
-        silent = self._tool is not None and not self._failed and all(row["source"] != self._tool.name for row in self._rows)
-        if silent and time.monotonic() - self._began > TOOL_TIMEOUT_S:
+        if self._tool is not None and not self._failed and not self._told and time.monotonic() - self._began > TOOL_TIMEOUT_S:
             self._say(f"{self._tool.name} told nothing of the devices")
 
     def rows(self, start_s: float, end_s: float) -> list[Row]:
-        """What was seen in a window of time.time(), and a little before and after it, in order of time."""
+        """What was seen in a window of time.time(), and a little before and after it, in order of time. What lies before is forgotten: windows follow one another."""
         with self._held:
-            return sorted((row for row in self._rows if start_s - AROUND_S <= row["t_s"] <= end_s + AROUND_S), key=lambda row: row["t_s"])
+            self._rows = [row for row in self._rows if row["t_s"] >= start_s - AROUND_S]
+            return sorted((row for row in self._rows if row["t_s"] <= end_s + AROUND_S), key=lambda row: row["t_s"])
 
     def _add(self, source: str, device: str, **values: float | None) -> None:
         row = dict.fromkeys(COLUMNS) | {"t_s": time.time(), "source": source, "device": device} | values
@@ -72,6 +74,7 @@ class Telemetry:
             self._rows.append(row)
 
     def _add_readings(self, tool: Tool, readings: list[Reading]) -> None:
+        self._told = self._told or bool(readings)
         for reading in readings:
             values = dataclasses.asdict(reading)
             self._add(tool.name, values.pop("device"), **values)

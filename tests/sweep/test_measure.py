@@ -1,10 +1,17 @@
+import time
 from dataclasses import replace
 
 import pytest
 
 from raysd.draft.acceptance import AcceptanceCounts
+from raysd.experiment.sweep import Acceptance, EngineSettings, SweepSection
+from raysd.load.requests import Request
+from raysd.sweep import tables
 from raysd.sweep.cells import Cell
-from raysd.sweep.measure import Counted, engine_reasons
+from raysd.sweep.engine import EngineSpec
+from raysd.sweep.measure import Counted, engine_reasons, measure_cell
+from raysd.sweep.telemetry import COLUMNS
+from tests.mock_engines import launch
 
 NONE = Cell("none", "report", 4, 2, None, 0, 2)
 DRAFTING = replace(NONE, arm="bf16", k=3)
@@ -23,3 +30,30 @@ def test_a_clean_cell_is_valid():
 def test_what_must_not_be_used_says_why(cell, counted, says):
     [reason] = engine_reasons(cell, counted)
     assert says in reason
+
+
+def test_a_cells_energy_is_that_of_its_devices_while_requests_were_in_flight(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    asked = []
+
+    def seen(start_s: float, end_s: float) -> list[dict]:
+        """Two devices at 300 W and 100 W, a third one that is somebody else's."""
+        asked.append((start_s, end_s))
+        return [dict.fromkeys(COLUMNS) | {"t_s": at_s, "source": "nvidia-smi", "device": device, "power_w": power_w}
+                for at_s in (start_s - 0.5, end_s + 0.5) for device, power_w in (("0", 300.0), ("1", 100.0), ("2", 700.0))]
+
+    spec = EngineSpec(tmp_path, tmp_path, 2, "bfloat16", 1, 256, None, False, "mi355x", EngineSettings())
+    server = launch(spec, tmp_path / "mock.log")
+    try:
+        while not server.is_ready():
+            time.sleep(0.05)
+        requests = [Request(f"p{index}", (1, 2, index), 8, 0.0, True) for index in range(4)]
+        sweep = SweepSection(k=[2], acceptance=Acceptance(rates=[0.8, 0.5]))
+        measured = measure_cell(replace(DRAFTING, k=2, osl=8, requests=4), requests, server, "here", sweep, seen)
+    finally:
+        server.stop()
+    [(start_s, end_s)] = asked
+    assert measured.row["energy_j"] == pytest.approx(400 * (end_s - start_s)) and abs(time.time() - end_s) < 60
+    assert end_s - start_s == pytest.approx(measured.row["elapsed_s"], rel=0.01)
+    assert measured.row["acceptance"] == "synthetic"
+    assert len(measured.telemetry) == 6 and all(set(row) == set(tables.TELEMETRY) and row["node"] == "here" for row in measured.telemetry)

@@ -71,7 +71,7 @@ def engines(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
     target = tiny_llama(folder / "target")
     draft = tiny_draft(folder / "draft", target)
-    rows = [{"id": f"q{index}", "topic": "t", "split": "report", "prompt": f"bado {index} kela"} for index in range(5)]
+    rows = [{"id": f"q{index}", "topic": "t", "split": "report", "prompt": f"bado {index} kela"} | ({"category": "odd"} if index % 2 else {}) for index in range(5)]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     experiment = Experiment.model_validate({
         "name": "tiny", "target": {"model": str(target), "max_model_len": 256}, "prompts": {"path": str(folder / "prompts.jsonl")},
@@ -139,6 +139,16 @@ def check(metrics: dict, out: Path, servers: dict) -> None:
     assert len(requests) == REQUESTS
     for request in requests:
         assert sum(request["chunk_tokens"]) == request["output_tokens"] <= 12 and request["dispatched_ms"] <= request["chunk_ms"][0] <= request["ended_ms"]
+    for cell in cells:
+        assert cell["acceptance"] == "real" and cell["energy_j"] is None
+        of_cell = [row for row in requests if all(row[name] == cell[name] for name in ("arm", "k", "concurrency", "block"))]
+        if cell["arm"] == "none":
+            assert {(row["drafts"], row["accepted"]) for row in of_cell} == {(None, None)}
+        else:
+            assert sum(row["drafts"] for row in of_cell) == cell["drafts"] and sum(row["accepted"] for row in of_cell) == cell["accepted"]
+    assert {(row["prompt_id"], row["category"]) for row in requests} == {(f"q{index}", ("odd" if index % 2 else None)) for index in range(5)}
+    seen = pyarrow.parquet.read_table(out / "telemetry.parquet").to_pylist()
+    assert seen and {(row["source"], row["device"]) for row in seen} == {("host", "host")} and all(0 <= row["cpu_frac"] <= 1 and row["memory_used_bytes"] > 0 for row in seen)
     by_block = {(row["block"], row["concurrency"], row["arm"]): [] for row in requests}
     for row in requests:
         by_block[row["block"], row["concurrency"], row["arm"]].append(row["prompt_id"])

@@ -1,5 +1,6 @@
 """Telemetry with tools that are real executables on PATH and print what the vendors' do."""
 
+import contextlib
 import os
 import stat
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from raysd.errors import EngineError
 from raysd.sweep import telemetry
+from raysd.sweep.smi import find_tool
 from raysd.sweep.telemetry import COLUMNS, Telemetry, devices_free
 
 AMD_WATCHES = r"""
@@ -71,6 +73,14 @@ class Said:
         self.something.set()
 
 
+@contextlib.contextmanager
+def watching(said: Said):
+    seen = Telemetry(said, find_tool())
+    seen.open()
+    with contextlib.closing(seen):
+        yield seen
+
+
 def rows_until(seen: Telemetry, enough) -> list[dict]:
     """All rows, as soon as there are enough; a minute is more than any of this takes."""
     deadline = time.monotonic() + 60
@@ -86,7 +96,7 @@ def of(rows: list[dict], source: str) -> list[dict]:
 
 def test_a_machine_without_a_tool_is_seen_without_a_word(tool):
     said = Said()
-    with Telemetry(said) as seen:
+    with watching(said) as seen:
         rows = rows_until(seen, lambda rows: len(rows) >= 3)
     assert said.words == [] and {row["source"] for row in rows} == {"host"}
     for row in rows:
@@ -97,7 +107,7 @@ def test_a_machine_without_a_tool_is_seen_without_a_word(tool):
 def test_a_tool_that_watches_is_started_once_and_ends_with_telemetry(tool):
     tool("amd-smi", AMD_WATCHES)
     said = Said()
-    with Telemetry(said) as seen:
+    with watching(said) as seen:
         rows = rows_until(seen, lambda rows: len(of(rows, "amd-smi")) >= 6)
         process = seen._process
     assert process.poll() is not None and said.words == []
@@ -109,16 +119,18 @@ def test_a_tool_that_watches_is_started_once_and_ends_with_telemetry(tool):
 
 
 def test_rows_are_those_of_the_window_and_a_little_around_it(tool):
-    with Telemetry(Said()) as seen:
+    with watching(Said()) as seen:
         rows = rows_until(seen, lambda rows: len(rows) >= 3)
         at_s = rows[0]["t_s"]
+        assert rows[0] not in seen.rows(at_s - 4, at_s - 3)
         assert rows[0] in seen.rows(at_s + 1, at_s + 2) and rows[0] not in seen.rows(at_s + 3, at_s + 4)
+        assert rows[0] not in seen.rows(0, 2**40), "a window before the last one is forgotten"
 
 
 def test_a_tool_that_cannot_watch_is_asked_again_and_again(tool):
     tool("amd-smi", AMD_CANNOT_WATCH)
     said = Said()
-    with Telemetry(said) as seen:
+    with watching(said) as seen:
         rows = rows_until(seen, lambda rows: len(of(rows, "amd-smi")) >= 3)
     assert {row["power_w"] for row in of(rows, "amd-smi")} == {321.0} and said.words == []
 
@@ -127,7 +139,7 @@ def test_a_tool_that_cannot_watch_is_asked_again_and_again(tool):
 def test_a_tool_that_fails_is_told_once_and_the_host_is_seen_on(tool, program, what):
     tool("nvidia-smi", program)
     said = Said()
-    with Telemetry(said) as seen:
+    with watching(said) as seen:
         assert said.something.wait(60)
         hosts = len(of(seen.rows(0, 2**40), "host"))
         rows_until(seen, lambda rows: len(of(rows, "host")) > hosts + 2)
