@@ -13,6 +13,7 @@ from raysd.report.load_pictures import draw_acceptance_under_load, draw_latency,
 from raysd.report.markdown import render_markdown
 from raysd.report.pictures import draw_acceptance, draw_speedup, draw_training
 from raysd.report.tables import baseline_rates
+from raysd.sweep.published import published_acceptance
 from raysd.sweep.sequential import pilot_pairs
 from raysd.sweep.statistics import Interval, Speedup, speedups
 
@@ -63,7 +64,8 @@ def _draw(run: StageRun, inputs: Inputs, compared: list[Speedup]) -> None:
     measured_at = f"{subtitle} · workload {workload}"
     draw_pareto(summaries.operating_points(points, inputs.devices), inputs.per_device, f"{measured_at} · medians of {blocks} blocks", run.out / sections.PARETO_PNG)
     draw_latency(sections.latency_spreads(inputs, workload), measured_at, run.out / sections.LATENCY_PNG)
-    draw_acceptance_under_load(summaries.acceptance_by_concurrency(points), summaries.acceptance_by_category(inputs.requests, workload), {},
+    draw_acceptance_under_load(summaries.acceptance_by_concurrency(points), summaries.acceptance_by_category(inputs.requests, workload),
+                               published_acceptance(run.experiment.target.model, sweep.k[0]),
                                f"{measured_at}, 95 % intervals", run.out / sections.LOAD_ACCEPTANCE_PNG)
     draw_training(inputs.curve, inputs.evaluations, inputs.candidates, subtitle.rsplit(",", 1)[0], run.out / sections.TRAINING_PNG)
 

@@ -286,6 +286,6 @@ def metrics(first_k: int, measured: Sequence[Measured], results: Results) -> dic
     """The figures of the record."""
     gaps = [each.gap_nat for compared in results.comparisons.values() for each in compared if each.gap_nat is not None]
     return {"acceptance": {arm: {"k": k, **given.counted.as_metrics()} for (arm, k), given in results.answers.items() if k == first_k},
-            "lossless": {arm: counts(compared) for (arm, k), compared in results.comparisons.items() if k == first_k},
+            "lossless": {arm: counts(compared) for (arm, k), compared in results.comparisons.items() if k == first_k and compared},
             "largest_gap_nat": max(gaps, default=None), "cells": len(measured), "valid_cells": sum(each.valid for each in measured),
             "engine_start_s": {name: engine["start_s"] for facts in results.nodes.values() for name, engine in facts["engines"].items()}}

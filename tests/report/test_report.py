@@ -13,7 +13,9 @@ from scipy import stats
 
 from raysd.artifacts.record import encode_record, read_record
 from raysd.errors import ArtifactError
+from raysd.report.inputs import read_inputs
 from raysd.report.report import report
+from raysd.report.summaries import costs, points_of
 from tests.report.conftest import write_cells
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -328,3 +330,14 @@ def test_inputs_that_cannot_be_read_are_named(demo, damage):
     with pytest.raises(ArtifactError, match=expected[damage]):
         report(run)
     assert list(run.out.iterdir()) == []
+
+
+def test_a_price_in_the_experiment_makes_tokens_cost_something(demo):
+    run = demo.run()
+    plain = run.experiment
+    priced = plain.model_copy(update={"hardware": plain.hardware.model_copy(update={"usd_per_hour": 5.76})})
+    of_none = [costs(points_of(read_inputs(experiment, run.inputs).cells, "report", plain.sweep.arms)) for experiment in (plain, priced)]
+    assert of_none[0] == [] and of_none[1][0].arm == "none"
+    cells = [cell for cell in demo.cells() if cell["arm"] == "none" and cell["concurrency"] == of_none[1][0].concurrency]
+    expected = 5.76 / 3600 * sum(cell["elapsed_s"] for cell in cells) / sum(cell["output_tokens"] for cell in cells) * 1e6
+    assert of_none[1][0].usd_per_million_output_tokens == pytest.approx(expected) and of_none[1][0].joules_per_output_token is None
