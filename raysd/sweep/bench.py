@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from raysd.sweep.served import greedy_requests, refuse_failures
 from raysd.sweep.smi import find_tool
 from raysd.sweep.telemetry import Telemetry
 from raysd.sweep.warm_up import warm_up
-from raysd.sweep.workloads import ready_prompts, workload_prompts
+from raysd.sweep.workloads import WorkloadPrompt, ready_prompts, warm_up_prompts, workload_prompts
 from raysd.target import load_tokenizer, resolve_target
 
 ANSWER_CONCURRENCY = 8
@@ -120,6 +120,9 @@ class Bench:
             self._check_of_use()
             return unmeasured(cell, self.name, err)
         try:
+            if warm_up_requests := self._as_requests(warm_up_prompts(self._workloads[cell.workload], cell.concurrency, self.section.seed)):
+                load, _ = run_counted(server, warm_up_requests, cell.concurrency)
+                refuse_failures(load.results, server.log_path)
             return measure_cell(cell, self._requests(cell), server, self.name, self.section, self._telemetry.rows)
         except EngineError as err:
             self._engines.put_away(cell.engine)
@@ -173,8 +176,10 @@ class Bench:
 
     def _requests(self, cell: Cell) -> list[Request]:
         """The same for every arm and k of a block."""
-        return [Request(each.id, each.token_ids, each.max_tokens, self.section.temperature, each.ignore_eos, category=each.category)
-                for each in workload_prompts(self._workloads[cell.workload], cell.concurrency, cell.requests, cell.block, self.section.seed)]
+        return self._as_requests(workload_prompts(self._workloads[cell.workload], cell.concurrency, cell.requests, cell.block, self.section.seed))
+
+    def _as_requests(self, prompts: Sequence[WorkloadPrompt]) -> list[Request]:
+        return [Request(each.id, each.token_ids, each.max_tokens, self.section.temperature, each.ignore_eos, category=each.category) for each in prompts]
 
     def _see_to_it_that_all_are_idle(self) -> None:
         """What is measured beside a busy engine would be wrong; one that stays busy, or is dead, is put away."""

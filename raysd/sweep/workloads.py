@@ -49,13 +49,10 @@ class RealPrompts:
     workload: Workload
     prompts: tuple[WorkloadPrompt, ...]
 
-    def draw(self, count: int, seed: int, block: int | str) -> list[WorkloadPrompt]:
+    def draw(self, count: int, seed: int, block: int) -> list[WorkloadPrompt]:
         """As many, from where the block before ended in an endless row of shuffles of all prompts: none comes again before all others came."""
-        size = len(self.prompts)
-        start = block * count if isinstance(block, int) else 0
-        # Warm-ups are the row's last shuffle, so to say: one that no block gets to.
-        shuffles = {number: _generator(seed, self.workload.name, number if isinstance(block, int) else block).permutation(size)
-                    for number in range(start // size, math.ceil((start + count) / size))}
+        size, start = len(self.prompts), block * count
+        shuffles = {number: _generator(seed, self.workload.name, number).permutation(size) for number in range(start // size, math.ceil((start + count) / size))}
         return [self.prompts[shuffles[place // size][place % size]] for place in range(start, start + count)]
 
 
@@ -87,14 +84,21 @@ class RandomPrompts:
 Prompts = RealPrompts | RandomPrompts
 
 
-def workload_prompts(prompts: Prompts, concurrency: int, count: int, block: int | str, seed: int) -> list[WorkloadPrompt]:
-    """The prompts of a cell, in the order they are asked; block: from 0, or WARM_UP.
+def workload_prompts(prompts: Prompts, concurrency: int, count: int, block: int, seed: int) -> list[WorkloadPrompt]:
+    """The prompts of a cell, in the order they are asked; block: from 0.
 
     Raises ExperimentError if there are fewer real prompts than are in flight at once: the same one would be answered twice at a time.
     """
     if isinstance(prompts, RealPrompts) and concurrency > len(prompts.prompts):
         raise too_few(prompts.workload, len(prompts.prompts), concurrency)
     return prompts.draw(count, seed, block)
+
+
+def warm_up_prompts(prompts: Prompts, concurrency: int, seed: int) -> list[WorkloadPrompt]:
+    """What is asked before each cell of random prompts, as InferenceX does; nothing before real ones, whose engines were warmed when they started."""
+    if isinstance(prompts, RealPrompts):
+        return []
+    return prompts.draw(WARM_UPS_PER_SLOT * concurrency, seed, WARM_UP)
 
 
 def too_few(workload: Workload, prompts: int, concurrency: int) -> ExperimentError:

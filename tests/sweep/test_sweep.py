@@ -13,6 +13,7 @@ from raysd.backends.sweep_nodes import open_nodes
 from raysd.errors import EngineError, StageError
 from raysd.experiment import Experiment
 from raysd.experiment.draft import DraftSection
+from raysd.experiment.sweep import SweepSection
 from raysd.load.ask import ask_completion
 from raysd.prompts.prompt_set import load_prompts
 from raysd.sweep import tables
@@ -159,6 +160,20 @@ def check(metrics: dict, out: Path, servers: dict) -> None:
     assert pyarrow.parquet.read_table(out / "lossless.parquet").num_rows == 5 and pyarrow.parquet.read_table(out / "acceptance.parquet").num_rows == 1
     [facts] = json.loads((out / "provenance.json").read_text())["nodes"].values()
     assert facts["engines"]["bf16-k2"]["command"] == servers[2].command and facts["residency"]["together"]
+
+
+def test_random_prompts_and_their_answers_are_as_long_as_they_were_asked_to_be(engines, tmp_path):
+    section = SweepSection.model_validate(engines.experiment.sweep.model_dump() | {"concurrency": [2], "workloads": [{"name": "r", "kind": "random", "isl": 64, "osl": 10}]})
+    with attempt(tmp_path / "store", engines.experiment.model_copy(update={"sweep": section})) as run:
+        sweep(run, engines.nodes)
+    cells, requests = whole_cells(run.out), tables.read_rows(run.out / "requests", list(tables.REQUESTS))
+    assert [(cell["valid"], cell["invalid_reasons"], cell["requests"]) for cell in cells] == [(True, [], 20)] * 6
+    asked = {row["prompt_id"]: (row["prompt_tokens"], row["output_tokens"]) for row in requests}
+    assert len(asked) == 60 and len(requests) == 120, "the same for both arms, others in each block"
+    template = 12
+    assert all(int(0.8 * (64 - template)) + template <= isl <= 64 and 8 <= osl <= 10 for isl, osl in asked.values())
+    assert len({isl for isl, _ in asked.values()}) > 5 and {osl for _, osl in asked.values()} == {8, 9, 10}
+    assert all(asked[row["prompt_id"]] == (row["prompt_tokens"], row["output_tokens"]) for row in requests)
 
 
 def test_the_gap_is_what_the_target_says(engines):

@@ -8,7 +8,7 @@ from raysd.errors import ExperimentError
 from raysd.experiment import load_experiment
 from raysd.experiment.sweep import Workload
 from raysd.prompts.prompt_set import Prompt, PromptSet, load_prompts_of
-from raysd.sweep.workloads import WARM_UP, RandomPrompts, RealPrompts, WorkloadPrompt, ready_prompts, workload_prompts
+from raysd.sweep.workloads import RandomPrompts, RealPrompts, WorkloadPrompt, ready_prompts, warm_up_prompts, workload_prompts
 from tests.tiny_models import tiny_tokenizer
 
 
@@ -79,7 +79,7 @@ def test_prompts_follow_from_seed_workload_and_block_alone(random_prompts, exper
     assert workload_prompts(again, 4, 40, 1, 7) == drawn
     assert workload_prompts(again, 8, 80, 1, 7)[:40] == drawn, "the first of a larger concurrency are those of a smaller one"
     texts = [{prompt.token_ids for prompt in workload_prompts(prompts, 4, 40, block, seed)}
-             for prompts, block, seed in ((again, 1, 7), (again, 2, 7), (again, 1, 8), (again, WARM_UP, 7),
+             for prompts, block, seed in ((again, 1, 7), (again, 2, 7), (again, 1, 8),
                                           (ready_prompts(random_workload(name="other"), experiment, PromptSet(()), tokenizer), 1, 7))]
     assert sum(map(len, texts)) == len(set().union(*texts)), "no prompt is shared"
 
@@ -112,7 +112,12 @@ def test_blocks_that_need_all_prompts_ask_them_in_other_orders():
     assert all(Counter(block) == {f"p{number}": 2 for number in range(12)} for block in asked)
     assert len({tuple(block) for block in asked}) == 3 and asked[0][:12] != asked[0][12:]
     assert ids(workload_prompts(prompts, 4, 24, 0, 1)) != asked[0]
-    assert len(set(ids(workload_prompts(prompts, 4, 12, WARM_UP, 0)))) == 12
+
+
+def test_two_other_random_prompts_a_slot_warm_an_engine_up_and_no_real_ones(random_prompts):
+    warm_up = warm_up_prompts(random_prompts, 4, 0)
+    assert len(warm_up) == 8 and not {prompt.token_ids for prompt in warm_up} & {prompt.token_ids for block in range(3) for prompt in workload_prompts(random_prompts, 4, 40, block, 0)}
+    assert warm_up_prompts(real(4), 4, 0) == []
 
 
 def test_category_and_length_go_with_the_prompt():
