@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 import traceback
@@ -21,8 +22,10 @@ if TYPE_CHECKING:
     from raysd.experiment import Experiment
     from raysd.pipeline.plan import PlannedStage
     from raysd.pipeline.runner import Display, JobClient
+    from raysd.report.sides import Side
 
 LOG_POLL_S = 1.0
+STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 STORE_HELP = "the artifacts' folder, or s3://BUCKET/PREFIX[?endpoint_url=URL&region=NAME&addressing_style=path]; default: the experiment's `store`"
 EXIT_CODES = "exit codes: 0 done, 1 failed, 64 wrong configuration, 75 try again, 128 + N ended by signal N (130: Ctrl-C)"
 
@@ -67,7 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     run = as_json(of_experiment(verb("run", _run, "Runs the stages of an experiment that are not done yet, each as one Ray job.")))
     run.add_argument("--address", help="job server of a running Ray cluster, http://HOST:8265; default: a local Ray for this run only")
     as_json(of_experiment(verb("plan", _plan, "Shows what `run` would do, and why; changes nothing.")))
-    of_experiment(verb("report", _report, "Prints the path of the report of a finished run."))
+    report = as_json(verb("report", _report, "Prints the path of the report of a finished run; or compares two finished sweeps, B against A, cell by cell."))
+    report.add_argument("spec", metavar="SPEC", type=Path, help="the experiment file; or A: an experiment file, or the folder of a sweep's artifact or of its Parquet files")
+    report.add_argument("other", metavar="B", type=Path, nargs="?", help="as A")
+    report.add_argument("--output", metavar="FOLDER", type=Path, help="write the report's files, or the comparison, into this folder, too")
+    report.add_argument("--across", metavar="CONDITION", action="append", default=[], help="a condition that A and B are meant to differ in, for instance vllm or hardware; may be repeated")
+    report.add_argument("--inferencex", metavar="FOLDER", type=Path, help="write the sweep's cells into this folder as InferenceX has them, raw and agg_; SPEC may then be a sweep's folder")
     status = as_json(of_experiment(verb("status", _status, "Shows what is in a store, and who works on it."), required=False))
     status.add_argument("--all", action="store_true", help="show every artifact, not only the newest of each stage (--json always does)")
     logs = of_experiment(verb("logs", _logs, "Prints the log of a stage's job: the one written last, or that of the stage named."))
@@ -135,6 +143,8 @@ def _run(args: argparse.Namespace) -> int:
         store.open(report.stage.key)  # what is handed out is looked at as a stage would: whole, and not only its size
     summary = summarize(experiment.name, outcome, time.monotonic() - started)
     print(json.dumps(summary, indent=1) if args.json else render(summary), flush=True)
+    if report.record is not None and outcome.error is None and os.environ.get(STEP_SUMMARY):
+        _tell_job(store.open(report.stage.key) / "summary.md")
     if outcome.error is not None:
         raise outcome.error
     return 0
@@ -178,21 +188,121 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from raysd.pipeline.runner import blocked_error
     from raysd.pipeline.summary import REPORT
+
+    named = [path for path in (args.spec, args.other) if path is not None]
+    if args.store is not None and all(path.is_dir() for path in named):
+        raise ExperimentError(what="--store has no effect: no experiment file is named, but folders", where="--store", fix="remove it, or name an experiment file")
+    if args.other is not None:
+        return _compare(args)
+    if args.across:
+        raise ExperimentError(what="--across has no effect without a second sweep to compare with", where="--across", fix="name two sweeps, or remove it")
+    shown: dict[str, object] = {}
+    if not args.spec.is_dir():
+        store, planned = _of_report(args)
+        folder = store.open(planned.stage.key)
+        shown |= {"report": str(folder / REPORT), **planned.record.metrics}
+        if args.output is not None:
+            _copy(folder, args.output)
+        _tell_job(folder / "summary.md")
+    elif args.inferencex is None:
+        raise ExperimentError(what="a folder is named, and nothing to do with it", where=args.spec,
+                              fix="name the experiment file, or a second sweep to compare with, or --inferencex FOLDER")
+    elif args.output is not None:
+        raise ExperimentError(what="--output has no effect: the report is not in a sweep's folder", where="--output", fix="name the experiment file, or remove it")
+    if args.inferencex is not None:
+        from raysd.report.inferencex import write_inferencex
+
+        written = write_inferencex(_side(args, args.spec), args.inferencex)
+        shown["inferencex"] = [str(path) for path in written]
+    if args.json:
+        print(json.dumps(shown, indent=1), flush=True)
+    else:
+        print("\n".join([*([str(shown["report"])] if "report" in shown else []), *shown.get("inferencex", [])[-1:]]), flush=True)
+    return 0
+
+
+def _of_report(args: argparse.Namespace) -> tuple[Store, PlannedStage]:
+    """The finished report of an experiment. Raises if there is none."""
+    from raysd.pipeline.runner import blocked_error
 
     _, store, planned = _planned(args)
     report = planned[-1]
     if report.state == "blocked":
         raise blocked_error(planned, store)
     if report.state == "run":
-        raise ArtifactError(
-            what=f"there is no report of this experiment yet ({report.why})",
-            where=store.place(report.stage.key),
-            fix=f"raysd run {args.spec}" + ("" if args.store is None else f" --store {args.store}"),
-        )
-    print(store.open(report.stage.key) / REPORT)
+        raise _not_yet(args, store, report, "report")
+    return store, report
+
+
+def _not_yet(args: argparse.Namespace, store: Store, entry: PlannedStage, what: str) -> ArtifactError:
+    return ArtifactError(what=f"there is no {what} of this experiment yet ({entry.why})", where=store.place(entry.stage.key),
+                         fix=f"raysd run {args.spec}" + ("" if args.store is None else f" --store {args.store}"))
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from raysd.pipeline.summary import table
+    from raysd.report.compare import as_json, compare
+    from raysd.report.comparison import build_comparison, text_tables, write_comparison
+    from raysd.report.markdown import render_markdown
+    from raysd.report.sides import MUST_AGREE
+
+    if args.inferencex is not None:
+        raise ExperimentError(what="--inferencex is about one sweep, and two are named", where="--inferencex", fix="name one sweep, or remove it")
+    if unknown := [name for name in args.across if name not in MUST_AGREE]:
+        raise ExperimentError(what=f"there is no condition {unknown[0]}", where="--across", fix=f"use one of: {', '.join(MUST_AGREE)}")
+    compared = compare(_side(args, args.spec), _side(args, args.other), args.across)
+    document = build_comparison(compared)
+    if args.output is not None:
+        write_comparison(compared, document, args.output)
+    if args.json:
+        print(json.dumps(as_json(compared), indent=1), flush=True)
+    else:
+        parts = [document.headline, *document.warnings, *("\n".join(table(rows)) for rows in text_tables(compared))]
+        print("\n\n".join([*parts, *([str(args.output / "comparison.html")] if args.output is not None else [])]), flush=True)
+    _append(render_markdown(document))
     return 0
+
+
+def _side(args: argparse.Namespace, named: Path) -> Side:
+    """A finished sweep: of an experiment file, or in a folder."""
+    from raysd.pipeline.runner import blocked_error
+    from raysd.report.sides import read_side
+
+    if named.is_dir():
+        return read_side(str(named), named)
+    of_this = argparse.Namespace(**{**vars(args), "spec": named})
+    _, store, planned = _planned(of_this)
+    sweep = next(entry for entry in planned if entry.stage.name == "sweep")
+    if sweep.state == "blocked":
+        raise blocked_error(planned, store)
+    if sweep.state == "run":
+        raise _not_yet(of_this, store, sweep, "sweep")
+    return read_side(str(named), store.open(sweep.stage.key))
+
+
+def _copy(folder: Path, into: Path) -> None:
+    import shutil
+
+    try:
+        shutil.copytree(folder, into, dirs_exist_ok=True)
+    except (OSError, shutil.Error) as err:
+        raise ArtifactError(what=f"the report cannot be copied: {err}", where=into, fix="name a folder that can be written") from err
+
+
+def _tell_job(summary: Path) -> None:
+    """Puts a report's summary onto the page of the CI job that this is a part of, if it is one."""
+    if summary.is_file():
+        _append(summary.read_text(encoding="utf-8"))
+
+
+def _append(markdown: str) -> None:
+    from raysd.report.step_summary import append_step_summary
+
+    try:
+        append_step_summary(markdown, os.environ)
+    except ArtifactError as err:  # what was asked for is done, and told on standard output
+        print(f"note: {err}", file=sys.stderr)
 
 
 def _status(args: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from raysd.errors import ArtifactError, StageError
 from raysd.experiment import load_experiment
 from raysd.pipeline.preflight import resolve, stages_of
 from tests.records import publish_files, publish_stage
+from tests.report.conftest import Demo
 
 HEAVY = ("torch", "ray", "vllm", "transformers", "quark", "pydantic", "numpy", "pyarrow", "rich")
 
@@ -294,3 +296,72 @@ def test_a_store_that_is_a_file_exits_64(filled: Path, tmp_path: Path):
     (tmp_path / "file").touch()
     done = call("run", filled, "--store", tmp_path / "file")
     assert done.returncode == 64 and str(tmp_path / "file") in done.stderr
+
+
+@pytest.fixture
+def sweeps(tmp_path: Path) -> tuple[Path, Path]:
+    """Folders of two sweeps; the second is 1.2 times as fast."""
+    with contextlib.ExitStack() as held:
+        return Demo(tmp_path / "a", held).sweep().parent, Demo(tmp_path / "b", held, speed=1.2).sweep().parent
+
+
+def test_report_compares_two_sweeps(sweeps: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step.md"))
+    done = call("report", *sweeps, "--json", "--output", tmp_path / "out")
+    assert done.returncode == 0 and done.stderr == ""
+    document = json.loads(done.stdout)
+    assert document["verdicts"] == {"faster": 10, "slower": 0, "tie": 0, "not_tested": 0} and document["conditions"]["differing"] == {}
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["comparison.html", "comparison.json", "comparison.md"]
+    assert (tmp_path / "step.md").read_text() == (tmp_path / "out" / "comparison.md").read_text() + "\n"
+    shown = call("report", *sweeps)
+    assert shown.returncode == 0 and "B is faster at 10" in shown.stdout and "report    bf16  3  4" in shown.stdout
+    assert (tmp_path / "step.md").read_text().count("# Two sweeps compared") == 2
+
+
+def test_a_summary_that_cannot_be_written_costs_no_result(sweeps: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "absent" / "step.md"))
+    done = call("report", *sweeps)
+    assert done.returncode == 0 and "B is faster at 10" in done.stdout and "GITHUB_STEP_SUMMARY" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_report_writes_a_sweeps_cells_as_inferencex_has_them(sweeps: tuple[Path, Path], tmp_path: Path):
+    done = call("report", sweeps[0], "--inferencex", tmp_path / "ix")
+    assert done.returncode == 0 and done.stdout == f"{tmp_path / 'ix' / 'agg_bmk.json'}\n" and len(list((tmp_path / "ix").glob("agg_smollm2*.json"))) == 30
+    assert len(json.loads(call("report", sweeps[0], "--inferencex", tmp_path / "ix", "--json").stdout)["inferencex"]) == 61
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["A"], "nothing to do with it"), (["A", "--across", "vllm"], "without a second sweep"), (["A", "B", "--across", "weather"], "target, hardware, vllm"),
+    (["A", "B", "--inferencex", "x"], "about one sweep"), (["A", "B", "--store", "x"], "--store has no effect"), (["A", "--inferencex", "x", "--output", "y"], "--output has no effect"),
+    (["A", "nowhere.yaml"], "nowhere.yaml"), (["A", "."], "no sweep in this folder")])
+def test_what_report_cannot_do_with_its_arguments_exits_64(sweeps: tuple[Path, Path], tmp_path: Path, arguments: list[str], words: str):
+    done = call("report", *({"A": str(sweeps[0]), "B": str(sweeps[1])}.get(each, each) for each in arguments), cwd=tmp_path)
+    assert done.returncode == 64 and words in done.stderr and "Traceback" not in done.stderr and done.stdout == "" and not (tmp_path / "x").exists()
+
+
+def test_sweeps_of_another_vllm_are_compared_when_asked(sweeps: tuple[Path, Path], tmp_path: Path):
+    with contextlib.ExitStack() as held:
+        other = Demo(tmp_path / "c", held, vllm="0.33.0").sweep()
+    refused = call("report", sweeps[0], other)
+    assert refused.returncode == 64 and "vllm: 0.32.0 and 0.33.0" in refused.stderr and "--across vllm" in refused.stderr
+    done = call("report", sweeps[0], other, "--across", "vllm")
+    assert done.returncode == 0 and "The two differ in vllm: 0.32.0 in A, 0.33.0 in B." in done.stdout
+
+
+def test_an_experiment_file_stands_for_its_finished_sweep(write_experiment: Callable[..., Path], sweeps: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    spec = write_experiment(capture=None, train=None, quantize=None, sweep={"arms": ["none"]})
+    store = open_store(str(tmp_path / "runs"))
+    sweep, report = stages_of(load_experiment(spec))
+    unfinished = call("report", spec, sweeps[0])
+    assert unfinished.returncode == 1 and "there is no sweep of this experiment yet" in unfinished.stderr and f"raysd run {spec}" in unfinished.stderr
+    (files,) = sweeps[0].glob("files-*")
+    publish_files(store, sweep.key, {path.relative_to(files).as_posix(): path.read_bytes() for path in files.rglob("*") if path.is_file()}, identity=sweep.identity)
+    done = call("report", spec, sweeps[1], "--json", "--across", "target", "--across", "prompts")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["a"] == str(spec) and json.loads(done.stdout)["verdicts"]["faster"] == 10
+    publish_files(store, report.key, {"report.html": b"<html>", "summary.md": b"# tiny"}, identity=report.identity, metrics={"headline": "It wins."})
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "step.md"))
+    done = call("report", spec, "--json", "--output", tmp_path / "copy")
+    assert done.returncode == 0 and json.loads(done.stdout)["headline"] == "It wins." and json.loads(done.stdout)["report"].endswith("report.html")
+    assert (tmp_path / "copy" / "summary.md").read_bytes() == b"# tiny" and (tmp_path / "step.md").read_text() == "# tiny\n\n"
+    assert call("run", spec).returncode == 0 and (tmp_path / "step.md").read_text() == "# tiny\n\n# tiny\n\n"

