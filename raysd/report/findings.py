@@ -14,12 +14,16 @@ from raysd.sweep.statistics import ALPHA, MIN_PAIRS, Speedup, family_size, verdi
 FP8_TOLERANCE_FRAC = 0.03
 """FP8 rounding is expected to move the acceptance length by at most this share."""
 
+MANY_INVALID_FRAC = 0.2
+"""From this share of invalid cells on, a report says so before anything else."""
+
 _RANKS = {"faster": 3, "tie": 2, "slower": 1, None: 0}
 """What is worth more in a headline: a proven gain, even if a point with a wide interval reads higher."""
 
 
-def headline(speedups: Sequence[Speedup]) -> str:
-    """One sentence for one workload and one k: the best speed-up, where it was reached, and where that arm turns into a loss."""
+def headline(speedups: Sequence[Speedup], of_sweep: Sequence[Speedup] | None = None) -> str:
+    """One sentence for one workload and one k: the best speed-up, where it was reached, and where that arm turns into a loss. of_sweep: all that share the
+    adjustment, if those are more."""
     measured = [speedup for speedup in speedups if speedup.compared]
     if not speedups:
         return "The sweep has no drafting arm, so there is no speed-up to report."
@@ -33,6 +37,11 @@ def headline(speedups: Sequence[Speedup]) -> str:
         return (
             f"The {name} decoded {shown} as fast as no draft {at}, but in fewer than {MIN_PAIRS} valid blocks "
             f"({best.compared.n}, k = {best.k}), so there is no interval and nothing is claimed."
+        )
+    if best.verdict == "tie" and verdict(best.compared.interval) != "tie":
+        return (
+            f"No speed-up is proven yet: the best, the {name} {at}, reads {shown} (by itself {formats.interval(best.compared.interval)}), which among "
+            f"{formats.plural(family_size(of_sweep or speedups), 'comparison')} is a tie ({doubt})."
         )
     if best.verdict == "tie":
         return f"No speed-up was found: the best, the {name} {at}, is a tie with no draft at {shown} ({doubt})."
@@ -57,14 +66,12 @@ def turned_to_ties(speedups: Sequence[Speedup], many_workloads: bool = False) ->
         return None
     m = family_size(speedups)
     needed = [(speedup, blocks_to_find(math.log(speedup.compared.ratio), speedup.compared.log_sd, ALPHA / m)) for speedup in turned]
-    told = [f"{_where(speedup, many_workloads)}: {blocks} blocks" for speedup, blocks in needed if blocks is not None]
-    return (
+    told = [f"{_where(speedup, many_workloads)}, with {blocks} blocks" for speedup, blocks in needed if blocks is not None]
+    said = (
         f"At {len(turned)} of {formats.plural(m, 'point')} the interval by itself does not hold 1, but the adjusted one does, so it is called a tie: "
-        f"{m} comparisons at once must each be surer, and few blocks have few degrees of freedom to be sure with. "
-        f"An effect as large as the one seen would be found four times in five with ({'; '.join(told)})."
-        if told
-        else f"At {len(turned)} of {formats.plural(m, 'point')} the interval by itself does not hold 1, but the adjusted one does, so it is called a tie."
+        f"{m} comparisons at once must each be surer, and few blocks have few degrees of freedom to be sure with."
     )
+    return f"{said} An effect as large as the one seen would be found four times in five: {'; '.join(told)}." if told else said
 
 
 def _turning_point(best: Speedup, speedups: Sequence[Speedup]) -> str:
@@ -86,14 +93,17 @@ def _turning_point(best: Speedup, speedups: Sequence[Speedup]) -> str:
     return f", and no loss was measured up to concurrency {highest}" if len(same_arm) > 1 else ""
 
 
-def warnings(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What a reader must know before any number."""
-    if not any(cell["acceptance"] == "synthetic" for cell in cells):
-        return []
-    return [
-        "Synthetic acceptance: the engines were told which drafted tokens to accept. Speeds are those of the kernels at that acceptance length; nothing here "
-        "says how good the draft is, and the answers are no answers."
-    ]
+def warnings(acceptance: str, invalid_share: float) -> list[str]:
+    """What a reader must know before any number. acceptance: `real` or `synthetic`; invalid_share: of all cells."""
+    found = []
+    if acceptance == "synthetic":
+        found.append(
+            "Synthetic acceptance: the engines were told which drafted tokens to accept. Speeds are those of the kernels at that acceptance length; nothing here "
+            "says how good the draft is, and the answers of measured cells are nonsense."
+        )
+    if invalid_share > MANY_INVALID_FRAC:
+        found.append(f"{formats.percent(invalid_share)} of the cells are invalid and in no figure; the reasons are listed under “How it was measured”.")
+    return found
 
 
 def validity(cells: Sequence[Mapping[str, Any]]) -> str:
@@ -120,7 +130,7 @@ def nodes(effects: Sequence[NodeEffect]) -> tuple[str, bool]:
     if not known:
         return "No node has a valid cell.", False
     low, high = min(effect.effect_frac for effect in known), max(effect.effect_frac for effect in known)
-    spread = f"The same cells ran {100 * low:+.1f} % to {100 * high:+.1f} % as fast as on the median of {formats.plural(len(known), 'node')}"
+    spread = f"Speeds of the same cells differ from the median node's by {100 * low:+.1f} % to {100 * high:+.1f} % ({formats.plural(len(known), 'node')})"
     if odd:
         names = formats.listing([f"{effect.node} ({100 * effect.effect_frac:+.1f} %)" for effect in odd])
         return f"{spread}; {names} {'stands' if len(odd) == 1 else 'stand'} apart from the others: look at its clocks, power and neighbours before believing its rates.", False

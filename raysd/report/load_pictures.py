@@ -31,9 +31,9 @@ def draw_pareto(points: Sequence[OperatingPoint], per_device: str, subtitle: str
             at = sorted(at, key=lambda point: point.concurrency)
             x, y = [point.tok_s_per_user for point in at], [point.output_tok_s_per_device for point in at]
             axes.plot(x, y, color=ARM_COLOURS[arm], lw=2, ls=_style(k, series), marker="o", ms=5.5, zorder=3)
-            for point in at:
-                axes.annotate(str(point.concurrency), (point.tok_s_per_user, point.output_tok_s_per_device), xytext=(5, 4), textcoords="offset points", fontsize=8,
-                              color=ARM_COLOURS[arm])
+            for point in at:  # the series' name stands at the right of its first point
+                axes.annotate(str(point.concurrency), (point.tok_s_per_user, point.output_tok_s_per_device), xytext=(-5, 5) if point is at[0] else (5, 4),
+                              ha="right" if point is at[0] else "left", textcoords="offset points", fontsize=8, color=ARM_COLOURS[arm])
             ends.append((y[0], x[0], _name(arm, k, series), ARM_COLOURS[arm]))
         axes.set(xlabel="Speed for one user (tok/s, 1000 / TPOT)", ylabel=f"Output tok/s of one {per_device}", xlim=(0, None), ylim=(0, None))
         axes.grid(axis="x", color=GRID, lw=0.8)
@@ -84,27 +84,25 @@ def draw_acceptance_under_load(by_concurrency: Mapping[tuple[str, int | None, in
     """
     with figure_at(8.4, 3.9, path) as figure:
         title(figure, "Tokens per verify step, under load", subtitle)
-        left = figure.add_axes((0.075, 0.135, 0.40 if by_category else 0.74, 0.585))
+        left = figure.add_axes((0.075, 0.135, 0.40 if by_category else 0.905, 0.585))
         if not by_concurrency:
             say(left, "no draft was counted in a valid cell")
             return
         concurrencies = sorted({concurrency for _, _, concurrency in by_concurrency})
         series = {(arm, k): None for arm, k, _ in by_concurrency}
-        ends = []
         for index, (arm, k) in enumerate(series):
             at = [(concurrency, length) for (an_arm, a_k, concurrency), length in by_concurrency.items() if (an_arm, a_k) == (arm, k)]
             x = [concurrencies.index(concurrency) + (index - (len(series) - 1) / 2) * 0.07 for concurrency, _ in at]
             y = [length.length for _, length in at]
             left.errorbar(x, y, yerr=_bars([length for _, length in at]), color=ARM_COLOURS[arm], lw=2, ls=_style(k, series), marker="o", ms=5.5, elinewidth=1.2, capsize=3, zorder=3)
-            ends.append((y[-1], x[-1], _name(arm, k, series), ARM_COLOURS[arm]))
         for name, length in published.items():
             left.axhline(length, color=QUIET, lw=1, ls=(0, (4, 3)), zorder=1)
             left.annotate(f"{name}: {length:.2f}", (0, length), xytext=(4, 3), textcoords="offset points", xycoords=("axes fraction", "data"), fontsize=8, color=QUIET)
         left.set_xticks(range(len(concurrencies)), [str(each) for each in concurrencies])
-        left.set(xlabel="Concurrency (requests)", ylabel="AL (tokens per step)", xlim=(-0.4, len(concurrencies) - 0.6 + (0.45 if by_category else 0.1) * len(concurrencies) ** 0.5))
+        left.set(xlabel="Concurrency (requests)", ylabel="AL (tokens per step)", xlim=(-0.4, len(concurrencies) - 0.6))
         left.set_ylim(1, 1 + 1.15 * (max([*(bar for length in by_concurrency.values() for bar in (length.length, (length.interval or (0, 0))[1])), *published.values()]) - 1))
         left.set_title("by concurrency", loc="left", fontsize=10, pad=8)
-        label_ends(left, ends, size=9)
+        _legend(figure, series)
         if by_category:
             _categories(figure.add_axes((0.655, 0.135, 0.325, 0.585)), by_category)
 

@@ -13,6 +13,8 @@ from raysd.sweep.nodes import NodeEffect
 from raysd.sweep.position_rates import AcceptanceLength
 from raysd.sweep.statistics import BASELINE, Speedup
 
+SHOWN_QUANTILES = (0.50, 0.95, 0.99)
+
 _LENGTH_COLUMNS = [Column("Arm", numeric=False), Column("k", "tokens"), Column("AL", "tokens per step"), Column("95 % interval", "tokens per step"),
                    Column("Drafts", "n"), Column("Accepted", "tokens")]
 
@@ -54,7 +56,7 @@ def _times(speedup: Speedup | None) -> str:
 def pareto_table(points: Sequence[OperatingPoint], per_device: str, workload: str) -> Table:
     """The numbers behind the picture of the same name."""
     rows = [[formats.arm_name(point.arm), formats.count(point.k), str(point.concurrency), formats.decimal(point.tok_s_per_user), formats.decimal(point.output_tok_s_per_device), str(point.blocks)]
-            for point in points]
+            for point in sorted(points, key=lambda point: (point.arm != BASELINE, point.arm, point.k or 0, point.concurrency))]
     columns = [Column("Arm", numeric=False), Column("k", "tokens"), Column("Concurrency", "requests"), Column("For a user", "tok/s"), Column(f"Of a {per_device}", "output tok/s"), Column("Blocks", "n")]
     return Table(f"Speed for a user and throughput, workload {workload}", columns, rows, "For a user: 1000 / TPOT, of the median request. Both are medians over valid blocks.")
 
@@ -70,11 +72,10 @@ def spread_table(spreads: Mapping[str, Sequence[Spread]], workload: str) -> Tabl
         for name, digits in (("TTFT", 0), ("TPOT", 1), ("E2EL", 0)):
             spread = at[name].get((arm, k, concurrency))
             requests = max(requests, spread.requests if spread else 0)
-            middle, tail = (spread.values_ms[QUANTILES.index(share)] if spread else None for share in (0.95, 0.99))
-            row += [formats.decimal(spread.values_ms[QUANTILES.index(0.50)] if spread else None, digits), formats.decimal(middle, digits), formats.decimal(tail, digits)]
+            row.append(" / ".join(formats.decimal(spread.values_ms[QUANTILES.index(share)], digits) for share in SHOWN_QUANTILES) if spread else formats.ABSENT)
         rows.append([*row, formats.count(requests)])
     columns = [Column("Concurrency", "requests"), Column("Arm", numeric=False), Column("k", "tokens"),
-               *(Column(f"{name} {share}", "ms") for name in ("TTFT", "TPOT", "E2EL") for share in ("p50", "p95", "p99")), Column("Requests", "n")]
+               *(Column(name, f"ms, {' / '.join(f'p{100 * share:.0f}' for share in SHOWN_QUANTILES)}") for name in ("TTFT", "TPOT", "E2EL")), Column("Requests", "n")]
     return Table(f"Latency over single requests, workload {workload}", columns, rows, "Over the requests of all valid blocks together. With few requests a p99 is close to their maximum.")
 
 

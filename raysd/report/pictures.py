@@ -41,7 +41,9 @@ def draw_speedup(speedups: Sequence[Speedup], baseline_tok_s: Mapping[int, float
         ks = sorted({speedup.k for speedup in measured})
         lows = [_low(speedup) for speedup in measured]
         highs = [_high(speedup) for speedup in measured]
-        bottom, top = min(*lows, 0.93) / 1.12, max(*highs, 1.07) * 1.12
+        bottom, top = min(*lows, 0.93), max(*highs, 1.07)
+        room = (top / bottom) ** 0.12  # for the words above and below the bars, whatever they span
+        bottom, top = bottom / max(1.08, room), top * max(1.08, room)
         axes.set(
             yscale="log", ylim=(bottom, top), xlim=(-0.35, len(concurrencies) - 0.9 + len(concurrencies) * (0.24 if several_k else 0.16))
         )

@@ -42,7 +42,7 @@ def report(run: StageRun) -> dict[str, Any]:
     (run.out / "report.md").write_text(render_markdown(document), encoding="utf-8")
     (run.out / SUMMARY).write_text(render_markdown(sections.summary_document(inputs, compared)), encoding="utf-8")
     run.progress("writing the report", 3, 3)
-    return _metrics(shown)
+    return _metrics(shown, compared)
 
 
 def _draw(run: StageRun, inputs: Inputs, compared: list[Speedup]) -> None:
@@ -70,8 +70,8 @@ def _draw(run: StageRun, inputs: Inputs, compared: list[Speedup]) -> None:
     draw_training(inputs.curve, inputs.evaluations, inputs.candidates, subtitle.rsplit(",", 1)[0], run.out / sections.TRAINING_PNG)
 
 
-def _metrics(shown: list[Speedup]) -> dict[str, Any]:
-    metrics: dict[str, Any] = {"speedup": {}, "speedup_ci": {}, "speedup_ci_alone": {}, "verdict": {}, "headline": headline(shown)}
+def _metrics(shown: list[Speedup], of_sweep: list[Speedup]) -> dict[str, Any]:
+    metrics: dict[str, Any] = {"speedup": {}, "speedup_ci": {}, "speedup_ci_alone": {}, "verdict": {}, "headline": headline(shown, of_sweep)}
     for speedup in shown:
         at, compared = str(speedup.concurrency), speedup.compared
         metrics["speedup"].setdefault(speedup.arm, {})[at] = compared.ratio if compared else None

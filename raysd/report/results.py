@@ -20,8 +20,8 @@ CELL_COLUMNS = (
 CELL_COLUMNS_IF_THERE = ("node", "acceptance", "energy_j", "usd_per_hour", "client_cpu_frac", "loop_lag_ms_p99", "dispatch_delay_ms_p99")
 """What not every machine measures, and not every sweep has."""
 REQUEST_COLUMNS = ("arm", "workload", "concurrency", "k", "block", "prompt_id", "error", "prompt_tokens", "output_tokens", "ttft_ms", "tpot_ms", "e2el_ms")
-REQUEST_COLUMNS_IF_THERE = ("category", "drafts", "accepted")
-"""drafts, accepted: where the server tells them of each request."""
+REQUEST_COLUMNS_IF_THERE = ("category", "drafts", "per_position")
+"""drafts, per_position: where the server tells them of each request."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Results:
     cells: list[Row]
     """One row per cell; `invalid_reasons` is a list."""
     requests: list[Row]
-    """One row per request of a valid cell."""
+    """One row per request of a valid cell; `accepted` sums up `per_position`, and is None without it."""
 
 
 def read_results(folder: Path) -> Results:
@@ -44,6 +44,8 @@ def read_results(folder: Path) -> Results:
         cell["invalid_reasons"] = [reasons] if isinstance(reasons, str) else list(reasons)
     valid = {cell_key(cell) for cell in cells if cell["valid"]}
     requests = table_rows(table_path(folder, "requests"), REQUEST_COLUMNS, REQUEST_COLUMNS_IF_THERE)
+    for request in requests:
+        request["accepted"] = None if request["per_position"] is None else sum(request["per_position"])
     return Results(cells, [request for request in requests if cell_key(request) in valid])
 
 

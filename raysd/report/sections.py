@@ -41,8 +41,8 @@ def build_document(inputs: Inputs, speedups: Sequence[Speedup]) -> Document:
     return Document(
         title=inputs.experiment.name,
         subtitle=conditions(inputs),
-        headline=findings.headline(primary(inputs, speedups)),
-        warnings=findings.warnings(inputs.cells),
+        headline=findings.headline(primary(inputs, speedups), speedups),
+        warnings=findings.warnings(inputs.experiment.sweep.acceptance.words, sum(not cell["valid"] for cell in inputs.cells) / len(inputs.cells)),
         tiles=_tiles(inputs, primary(inputs, speedups)),
         sections=sections,
         footer=f"raysd {record.code_version}. Sweep {record.fingerprint[:12]}, ended {record.ended}. "
@@ -84,8 +84,8 @@ def _tiles(inputs: Inputs, speedups: Sequence[Speedup]) -> list[Tile]:
         tiles.append(
             Tile(
                 f"{arm.upper()} speed-up",
-                formats.ratio(first.compared.ratio),
-                f"at concurrency {first.concurrency}, {doubt}, n = {first.compared.n}",
+                "tie" if first.verdict == "tie" else formats.ratio(first.compared.ratio),
+                (f"{formats.ratio(first.compared.ratio)} " if first.verdict == "tie" else "") + f"at concurrency {first.concurrency}, {doubt}, n = {first.compared.n}",
                 {"faster": "good", "slower": "bad"}.get(first.verdict, "plain"),
             )
         )

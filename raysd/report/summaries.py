@@ -86,7 +86,7 @@ def acceptance_by_concurrency(points: Mapping[tuple[str, int | None, int], Seque
 def acceptance_by_category(requests: Iterable[Row], workload: str) -> dict[tuple[str, int | None, str], AcceptanceLength]:
     """(Arm, k, category of the prompt) to the acceptance length over all concurrencies; intervals are over requests. Empty unless the server told each
     request's counts and the prompts have categories."""
-    known = [row for row in requests if row["workload"] == workload and row["category"] is not None and row["drafts"]]
+    known = [row for row in requests if row["workload"] == workload and row["category"] is not None and row["drafts"] and row["accepted"] is not None]
     groups = grouped(known, lambda row: (row["arm"], row["k"], row["category"]))
     return {key: length for key in sorted(groups, key=lambda key: (key[2], key[0], key[1] or 0)) if (length := pooled_length(groups[key])) is not None}
 

