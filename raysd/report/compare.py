@@ -84,8 +84,9 @@ def compare(a: Side, b: Side, across: Sequence[str] = ()) -> Comparison:
     if not common:
         raise ExperimentError(what=f"the two sweeps have no point in common: the first has {_words(of_a)}; the second has {_words(of_b)}", where=f"{a.name} and {b.name}",
                               fix="compare sweeps of the same workloads (name, lengths and prompts), arms, k and concurrencies")
-    rates = [_compared(point, _valid(of_a[point]), _valid(of_b[point])) for point in common]
-    gains = [_compared(point, _gains(of_a, point), _gains(of_b, point)) for point in common if point[2] != BASELINE]
+    pilots = b.pilot, a.pilot
+    rates = [_compared(point, _valid(of_a[point]), _valid(of_b[point]), pilots) for point in common]
+    gains = [_compared(point, _gains(of_a, point), _gains(of_b, point), pilots) for point in common if point[2] != BASELINE]
     return Comparison(a.name, b.name, {name: a.conditions[name].shown for name in both if name not in differing}, differing,
                       [name for name in MUST_AGREE if name not in both], _adjusted(rates), _adjusted(gains),
                       [point for point in of_a if point not in common], [point for point in of_b if point not in common])
@@ -127,7 +128,7 @@ def _compared_json(each: Compared, unit: str) -> dict[str, Any]:
 
 def _points(cells: Iterable[Row]) -> dict[Point, list[Row]]:
     found: dict[Point, list[Row]] = {}
-    for cell in cells:
+    for cell in sorted(cells, key=lambda cell: cell["block"]):
         found.setdefault((cell["workload"], cell["osl"], cell["arm"], cell["k"], cell["concurrency"]), []).append(cell)
     return dict(sorted(found.items(), key=lambda entry: (entry[0][0], entry[0][1], entry[0][2] != BASELINE, entry[0][2], entry[0][3] or 0, entry[0][4])))
 
@@ -143,9 +144,9 @@ def _gains(points: Mapping[Point, Sequence[Row]], point: Point) -> list[float]:
     return [cell["output_tok_s"] / baselines[cell["block"]] for cell in points[point] if cell["valid"] and cell["block"] in baselines]
 
 
-def _compared(point: Point, of_a: Sequence[float], of_b: Sequence[float]) -> Compared:
+def _compared(point: Point, of_a: Sequence[float], of_b: Sequence[float], pilots: tuple[int | None, int | None]) -> Compared:
     return Compared(point, geometric_mean(of_a) if of_a else None, geometric_mean(of_b) if of_b else None, len(of_a), len(of_b),
-                    unpaired_ratio(of_b, of_a) if of_a and of_b else None)
+                    unpaired_ratio(of_b, of_a, pilots) if of_a and of_b else None)
 
 
 def _adjusted(compared: Sequence[Compared]) -> list[Compared]:

@@ -74,6 +74,27 @@ def turned_to_ties(speedups: Sequence[Speedup], many_workloads: bool = False) ->
     return f"{said} An effect as large as the one seen would be found four times in five: {'; '.join(told)}." if told else said
 
 
+def width_reached(speedups: Sequence[Speedup], until_ci: float, many_workloads: bool = False) -> str:
+    """Whether the sweep ended because its intervals were narrow enough, or because of a limit."""
+    wide = [speedup for speedup in speedups if speedup.compared and speedup.compared.half_width_frac is not None and speedup.compared.half_width_frac > until_ci]
+    asked = f"Blocks were added until half of each interval's width would be at most {formats.percent(until_ci)} of its speed-up (until_ci)"
+    how = "spread and degrees of freedom are those of the blocks that decided how many there would be (Stein's two stages), so that the intervals still cover in 95 % of all cases"
+    if not wide:
+        return f"{asked}; every interval got there. The {how}."
+    told = "; ".join(f"{_where(speedup, many_workloads)}: {formats.percent(speedup.compared.half_width_frac)}" for speedup in wide)
+    return f"{asked}; a limit of blocks or time ended the sweep before these got there: {told}. The {how}."
+
+
+def fp8_over_bf16(ratios: Sequence[Speedup]) -> str | None:
+    """What quantization alone does to speed; None unless both arms ran."""
+    decided = [each for each in ratios if each.verdict]
+    if not decided:
+        return None
+    counts = {name: sum(each.verdict == name for each in decided) for name in ("faster", "slower", "tie")}
+    said = formats.listing([f"{words} at {counts[name]}" for name, words in (("faster", "faster"), ("slower", "slower"), ("tie", "a tie")) if counts[name]])
+    return f"Against the BF16 draft in the same blocks, the FP8 draft is {said} of {formats.plural(len(decided), 'point')}."
+
+
 def _turning_point(best: Speedup, speedups: Sequence[Speedup]) -> str:
     """Where the best arm stops winning, as the end of the headline."""
     same_arm = sorted(

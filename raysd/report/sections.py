@@ -9,7 +9,8 @@ from raysd.report import findings, formats, load_tables, provenance, summaries, 
 from raysd.report.document import Block, Bullets, Document, Heading, Paragraph, Picture, Section, Terms, Tile
 from raysd.report.inputs import Inputs
 from raysd.sweep.nodes import node_effects
-from raysd.sweep.statistics import Speedup, family_size
+from raysd.sweep.sequential import pilot_pairs
+from raysd.sweep.statistics import Speedup, family_size, ratios_of_arms
 
 SPEEDUP_PNG, ACCEPTANCE_PNG, TRAINING_PNG = "speedup.png", "acceptance.png", "training.png"
 PARETO_PNG, LATENCY_PNG, LOAD_ACCEPTANCE_PNG = "pareto.png", "latency.png", "load_acceptance.png"
@@ -139,6 +140,9 @@ def _speed(inputs: Inputs, speedups: Sequence[Speedup]) -> Section:
         points = summaries.points_of(inputs.cells, workload, inputs.arms)
         blocks += [load_tables.published_shape(speedups, points, inputs.devices, inputs.per_device, workload, k)
                    for k in dict.fromkeys(speedup.k for speedup in speedups if speedup.workload == workload)]
+    section = inputs.experiment.sweep
+    if section.until_ci is not None:
+        blocks.append(Paragraph(findings.width_reached(speedups, section.until_ci, many)))
     turned = findings.turned_to_ties(speedups, many)
     if turned:
         blocks.append(Paragraph(turned))
@@ -149,6 +153,12 @@ def _speed(inputs: Inputs, speedups: Sequence[Speedup]) -> Section:
     lines = findings.undecided(speedups, many)
     if lines:
         blocks += [Paragraph("Too few valid blocks to decide:"), Bullets(lines)]
+    quantized = ratios_of_arms(inputs.cells, "fp8", "bf16", pilot_pairs(section.blocks, section.until_ci))
+    sentence = findings.fp8_over_bf16(quantized)
+    if sentence:
+        blocks += [Heading("What quantization does to speed"), Paragraph(sentence)]
+        blocks += [tables.speedup_table([each for each in quantized if each.workload == workload], f"FP8 draft over BF16 draft, workload {workload}", family_size(quantized), "BF16 draft")
+                   for workload in dict.fromkeys(each.workload for each in quantized)]
     reason = findings.fp8_on_cpu(inputs.experiment.hardware.name, speedups, inputs.sweep_metrics.get("acceptance", {}))
     if reason:
         blocks.append(Paragraph(reason))

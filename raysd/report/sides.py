@@ -13,6 +13,7 @@ from raysd.artifacts.record import NAME, Record, decode_record, read_record
 from raysd.errors import ExperimentError
 from raysd.report import formats
 from raysd.report.results import Results, read_results
+from raysd.sweep.sequential import pilot_pairs
 
 MUST_AGREE = ("target", "hardware", "vllm", "tensor_parallel", "dtype", "prompts", "temperature", "acceptance")
 """Conditions that change what a speed means: two sweeps are compared across one only if that is asked for."""
@@ -41,6 +42,14 @@ class Side:
     workloads: Mapping[str, dict[str, Any]]
     """Name to definition, as the experiment had it; empty without a record."""
     record: Record | None
+
+    @property
+    def pilot(self) -> int | None:
+        """How many blocks decided how many there are, if any did."""
+        if self.record is None or not self.record.section:
+            return None
+        sweep = self.record.section["sweep"]
+        return pilot_pairs(sweep["blocks"], sweep["until_ci"])
 
 
 def read_side(name: str, folder: Path) -> Side:

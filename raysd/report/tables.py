@@ -16,8 +16,8 @@ from raysd.sweep.statistics import BASELINE, MIN_PAIRS, Speedup
 VERDICT_TONES = {"faster": "good", "slower": "bad", "tie": "quiet", None: "quiet"}
 
 
-def speedup_table(speedups: Sequence[Speedup], title: str, compared_at_once: int) -> Table:
-    """One row per arm, k and concurrency of one workload. compared_at_once: comparisons of the whole sweep, which share the adjustment."""
+def speedup_table(speedups: Sequence[Speedup], title: str, compared_at_once: int, over: str = "No draft") -> Table:
+    """One row per arm, k and concurrency of one workload. compared_at_once: comparisons that share the adjustment. over: what the ratio is over."""
     resampled = any(speedup.compared and speedup.compared.bootstrap for speedup in speedups)
     rows = []
     for speedup in speedups:
@@ -42,8 +42,8 @@ def speedup_table(speedups: Sequence[Speedup], title: str, compared_at_once: int
         Column("Arm", numeric=False),
         Column("k", "tokens"),
         Column("Concurrency", "requests"),
-        Column("No draft", "output tok/s"),
-        Column("With draft", "output tok/s"),
+        Column(over, "output tok/s"),
+        Column("This arm", "output tok/s"),
         Column("Speed-up", "ratio"),
         Column("Verdict", numeric=False),
         Column("Adjusted interval", "95 %, all at once"),

@@ -145,19 +145,20 @@ def paired_ratio(values: Sequence[float], others: Sequence[float], pilot: int | 
     return RatioEstimate(ratio, n, log_se, len(spread) - 1, bootstrap)
 
 
-def unpaired_ratio(values: Sequence[float], others: Sequence[float]) -> RatioEstimate:
+def unpaired_ratio(values: Sequence[float], others: Sequence[float], pilots: tuple[int | None, int | None] = (None, None)) -> RatioEstimate:
     """The ratio of two sets of values that have nothing to do with each other: Welch's t on logarithms, which takes no equal spread for granted.
 
-    Each at least one value. Raises MeasurementError for a value that is not above zero.
+    Each at least one value, in block order. pilots: of either, as paired_ratio has it. Raises MeasurementError for a value that is not above zero.
     """
     logs, other_logs = _logarithms(values), _logarithms(others)
     ratio, n = math.exp(_mean(logs) - _mean(other_logs)), min(len(logs), len(other_logs))
     if n < MIN_PAIRS:
         return RatioEstimate(ratio, n)
-    parts = [_variance(each) / len(each) for each in (logs, other_logs)]
+    spreads = [each[:pilot] for each, pilot in zip((logs, other_logs), pilots, strict=True)]
+    parts = [_variance(spread) / len(each) for spread, each in zip(spreads, (logs, other_logs), strict=True)]
     total = sum(parts)
     # Welch and Satterthwaite; of two sets without any spread the freedom does not matter.
-    freedom = total**2 / sum(part**2 / (len(each) - 1) for part, each in zip(parts, (logs, other_logs), strict=True)) if total else n - 1
+    freedom = total**2 / sum(part**2 / (len(spread) - 1) for part, spread in zip(parts, spreads, strict=True)) if total else n - 1
     return RatioEstimate(ratio, n, math.sqrt(total), freedom)
 
 
@@ -187,23 +188,15 @@ def speedups(cells: Sequence[Cell], pilot: int | None = None, resample: bool = T
     A pair is two valid cells of the same workload, concurrency and block. pilot, resample: as paired_ratio has them. Raises MeasurementError if a cell is
     there twice.
     """
-    workloads = list(dict.fromkeys(cell["workload"] for cell in cells))
-    valid: dict[tuple, float] = {}
-    seen = set()
-    for cell in cells:
-        key = (cell["workload"], cell["arm"], cell["k"], cell["concurrency"], cell["block"])
-        if key in seen:
-            raise MeasurementError(
-                what=f"the cell (workload, arm, k, concurrency, block) = {key} is there twice",
-                where="cells of the sweep",
-                fix="delete the sweep's artifact to run it again",
-            )
-        seen.add(key)
-        if cell["valid"]:
-            valid[key] = cell["output_tok_s"]
-    points = sorted({key[:4] for key in seen if key[1] != BASELINE}, key=lambda point: (workloads.index(point[0]), *point[1:]))
-    blocks = sorted({key[4] for key in seen})
-    return adjusted([_speedup(point, blocks, valid, pilot, resample) for point in points])
+    rates = _Rates(cells)
+    return adjusted([rates.compared(point, BASELINE, None, pilot, resample) for point in rates.points if point[1] != BASELINE])
+
+
+def ratios_of_arms(cells: Sequence[Cell], arm: str, other: str, pilot: int | None = None, resample: bool = True) -> list[Speedup]:
+    """One drafting arm over another of the same k, otherwise as `speedups`: `baseline_output_tok_s` is the other's. Holm-adjusted among themselves, since they are
+    a question of their own."""
+    rates = _Rates(cells)
+    return adjusted([rates.compared(point, other, point[2], pilot, resample) for point in rates.points if point[1] == arm and (point[0], other, *point[2:]) in rates.points])
 
 
 def adjusted(compared: Sequence[Speedup]) -> list[Speedup]:
@@ -217,18 +210,37 @@ def family_size(compared: Sequence[Speedup]) -> int:
     return sum(speedup.verdict is not None for speedup in compared)
 
 
-def _speedup(point: tuple, blocks: Sequence[int], valid: Mapping[tuple, float], pilot: int | None, resample: bool) -> Speedup:
-    workload, arm, k, concurrency = point
-    pairs = [
-        (valid[(*point, block)], valid[(workload, BASELINE, None, concurrency, block)])
-        for block in blocks
-        if (*point, block) in valid and (workload, BASELINE, None, concurrency, block) in valid
-    ]
-    if not pairs:
-        return Speedup(workload, arm, k, concurrency, None, None, None)
-    values, baselines = zip(*pairs, strict=True)
-    compared = paired_ratio(values, baselines, pilot, resample)
-    return Speedup(workload, arm, k, concurrency, geometric_mean(baselines), geometric_mean(values), compared)
+class _Rates:
+    """The rates of valid cells, found by what is compared. Raises MeasurementError if a cell is there twice."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        workloads = list(dict.fromkeys(cell["workload"] for cell in cells))
+        self._valid: dict[tuple, float] = {}
+        seen = set()
+        for cell in cells:
+            key = (cell["workload"], cell["arm"], cell["k"], cell["concurrency"], cell["block"])
+            if key in seen:
+                raise MeasurementError(
+                    what=f"the cell (workload, arm, k, concurrency, block) = {key} is there twice",
+                    where="cells of the sweep",
+                    fix="delete the sweep's artifact to run it again",
+                )
+            seen.add(key)
+            if cell["valid"]:
+                self._valid[key] = cell["output_tok_s"]
+        self._blocks = sorted({key[4] for key in seen})
+        self.points = sorted({key[:4] for key in seen}, key=lambda point: (workloads.index(point[0]), point[1], point[2] or 0, point[3]))
+        """(Workload, arm, k, concurrency), workloads in the order met."""
+
+    def compared(self, point: tuple, arm: str, k: int | None, pilot: int | None, resample: bool) -> Speedup:
+        """A point against the one of another arm and k at its workload and concurrency."""
+        workload, _, _, concurrency = point
+        other = (workload, arm, k, concurrency)
+        pairs = [(self._valid[(*point, block)], self._valid[(*other, block)]) for block in self._blocks if (*point, block) in self._valid and (*other, block) in self._valid]
+        if not pairs:
+            return Speedup(*point, None, None, None)
+        values, others = zip(*pairs, strict=True)
+        return Speedup(*point, geometric_mean(others), geometric_mean(values), paired_ratio(values, others, pilot, resample))
 
 
 def geometric_mean(values: Sequence[float]) -> float:

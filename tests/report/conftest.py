@@ -64,6 +64,7 @@ class Demo:
     """Name to speed; blocks go over them in turn."""
     metered: dict[str, Any] = field(default_factory=dict)
     """More columns of every cell."""
+    until_ci: float | None = None
     synthetic: list[float] | None = None
     """Rates of synthetic acceptance."""
     osl: int = 128
@@ -81,6 +82,7 @@ class Demo:
                 "arms": ["none", *self.ratios],
                 "k": self.ks,
                 "acceptance": {"rates": self.synthetic},
+                "until_ci": self.until_ci,
                 "workloads": [{"name": self.workload, "osl": self.osl}],
                 "arm_concurrency": {arm: list(at) for arm, at in self.ratios.items() if list(at) != list(BASELINE_TOK_S)},
             },

@@ -284,6 +284,31 @@ def test_latencies_are_distributions_over_requests(demo):
     assert ["BF16 draft", "3", "1", f"{80.8 * 1.3:.1f}", f"{80.8 * 1.3:.1f}", "3"] in page(run).rows  # at concurrency 1 a user has all of it
 
 
+def test_the_drafts_are_compared_with_each_other(demo):
+    run = demo.run()
+    report(run)
+    assert "Against the BF16 draft in the same blocks, the FP8 draft is slower at 2 of 2 points." in page(run).text
+    # both ratios have the same noise, which cancels
+    assert next(row for row in page(run).rows if row[:3] == ["FP8 draft", "3", "4"] and row[6] == "slower" and row[5] == "0.38×")[3:5] == [f"{181.8 * 1.05:.1f}", "72.7"]
+
+
+def test_a_sweep_until_its_intervals_are_narrow_says_whether_they_are(demo):
+    demo.until_ci, demo.blocks = 0.05, 6
+    run = demo.run()
+    metrics = report(run)
+    assert "every interval got there. The spread and degrees of freedom are those of the blocks that decided" in page(run).text
+    logs = [math.log(1.3 * noise) for noise in (0.98, 1.0, 1.02, 0.98, 1.0, 1.02)]
+    half = stats.t.isf(0.025, 4) * stats.tstd(logs[:5]) / math.sqrt(6)
+    assert metrics["speedup_ci_alone"]["bf16"]["1"] == pytest.approx([math.exp(stats.tmean(logs) - half), math.exp(stats.tmean(logs) + half)])
+
+
+def test_a_sweep_that_ended_at_a_limit_says_what_is_still_wide(demo):
+    demo.until_ci, demo.blocks = 0.01, 5
+    run = demo.run()
+    report(run)
+    assert "a limit of blocks or time ended the sweep before these got there: BF16 draft, concurrency 1, k = 3: 2." in page(run).text
+
+
 def test_broken_answers_are_said_plainly(demo):
     demo.lossless["fp8"] = {"equal": 30, "near_tie": 17, "broken": 1}
     run = demo.run()

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from raysd.errors import MeasurementError
-from raysd.sweep.statistics import RatioEstimate, holm_levels, paired_ratio, speedups, unpaired_ratio, verdict
+from raysd.sweep.statistics import RatioEstimate, holm_levels, paired_ratio, ratios_of_arms, speedups, unpaired_ratio, verdict
 
 
 def cell(arm, block, output_tok_s, *, k=None, concurrency=1, workload="report", valid=True):
@@ -164,3 +164,18 @@ def test_intervals_agree_with_the_verdicts_of_holm():
         low, high = each.interval
         assert (low <= 1 <= high) == (each.verdict == "tie")
         assert low <= each.compared.interval[0] and each.compared.interval[1] <= high
+
+
+def test_two_drafts_are_compared_in_their_common_blocks_and_among_themselves():
+    cells = [cell(arm, block, rate * c, k=k, concurrency=c, valid=(arm, block) != ("fp8", 1)) for block in range(5) for c in (1, 4)
+             for arm, k, rate in (("none", None, 50.0), ("bf16", 3, 100.0), ("fp8", 3, 104.0))]
+    found = ratios_of_arms(cells, "fp8", "bf16")
+    assert [(each.concurrency, each.compared, each.baseline_output_tok_s) for each in found] == [(c, RatioEstimate(pytest.approx(1.04), 4, 0.0, 3), pytest.approx(100 * c)) for c in (1, 4)]
+    assert [each.level for each in found] == [0.025, 0.05] and ratios_of_arms(cells, "bf16", "fp4") == []
+
+
+def test_unpaired_takes_the_spread_of_each_sides_pilot():
+    values, others = [1.1, 1.2, 1.0, 1.3, 1.1, 2.0, 0.5], [1.0, 1.05, 0.9, 1.1]
+    parts = [stats.tvar([math.log(each) for each in side]) / n for side, n in ((values[:5], 7), (others, 4))]
+    found = unpaired_ratio(values, others, (5, None))
+    assert found.log_se == pytest.approx(math.sqrt(sum(parts))) and found.freedom == pytest.approx(sum(parts) ** 2 / (parts[0] ** 2 / 4 + parts[1] ** 2 / 3))
