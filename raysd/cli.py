@@ -243,8 +243,8 @@ def _not_yet(args: argparse.Namespace, store: Store, entry: PlannedStage, what: 
 def _compare(args: argparse.Namespace) -> int:
     from raysd.pipeline.summary import table
     from raysd.report.compare import as_json, compare
-    from raysd.report.comparison import build_comparison, text_tables, write_comparison
-    from raysd.report.markdown import render_markdown
+    from raysd.report.comparison import build_comparison, left_out, text_tables, write_comparison
+    from raysd.report.markdown import render_markdown, without_pictures
     from raysd.report.sides import MUST_AGREE
 
     if args.inferencex is not None:
@@ -258,9 +258,9 @@ def _compare(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(as_json(compared), indent=1), flush=True)
     else:
-        parts = [document.headline, *document.warnings, *("\n".join(table(rows)) for rows in text_tables(compared))]
+        parts = [document.headline, *document.warnings, *("\n".join(table(rows)) for rows in text_tables(compared)), *left_out(compared)]
         print("\n\n".join([*parts, *([str(args.output / "comparison.html")] if args.output is not None else [])]), flush=True)
-    _append(render_markdown(document))
+    _append(render_markdown(without_pictures(document)))
     return 0
 
 

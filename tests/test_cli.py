@@ -311,8 +311,9 @@ def test_report_compares_two_sweeps(sweeps: tuple[Path, Path], tmp_path: Path, m
     assert done.returncode == 0 and done.stderr == ""
     document = json.loads(done.stdout)
     assert document["verdicts"] == {"faster": 10, "slower": 0, "tie": 0, "not_tested": 0} and document["conditions"]["differing"] == {}
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["comparison.html", "comparison.json", "comparison.md"]
-    assert (tmp_path / "step.md").read_text() == (tmp_path / "out" / "comparison.md").read_text() + "\n"
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["comparison.html", "comparison.json", "comparison.md", "comparison.png"]
+    summary, whole = (tmp_path / "step.md").read_text(), (tmp_path / "out" / "comparison.md").read_text()
+    assert "| report | BF16 draft | 3 | 4 |" in summary and "comparison.png" in whole and "comparison.png" not in summary
     shown = call("report", *sweeps)
     assert shown.returncode == 0 and "B is faster at 10" in shown.stdout and "report    bf16  3  4" in shown.stdout
     assert (tmp_path / "step.md").read_text().count("# Two sweeps compared") == 2

@@ -9,15 +9,18 @@ from pathlib import Path
 from raysd.errors import ArtifactError
 from raysd.report import formats
 from raysd.report.compare import Compared, Comparison, Point, as_json
-from raysd.report.document import Block, Bullets, Column, Document, Paragraph, Section, Table, Tile, Value
+from raysd.report.comparison_picture import draw_comparison
+from raysd.report.document import Block, Bullets, Column, Document, Paragraph, Picture, Section, Table, Tile, Value
 from raysd.report.html import render_html
 from raysd.report.markdown import render_markdown
 from raysd.report.tables import VERDICT_TONES
 from raysd.sweep.statistics import MIN_PAIRS
 
+COMPARISON_PNG = "comparison.png"
+
 
 def build_comparison(comparison: Comparison) -> Document:
-    """The whole comparison as data; it has no pictures."""
+    """The whole comparison as data; its picture lies beside it."""
     return Document(
         title="Two sweeps compared",
         subtitle=f"A: {comparison.a} · B: {comparison.b}",
@@ -27,7 +30,10 @@ def build_comparison(comparison: Comparison) -> Document:
         + (["The two differ in engine settings; they are listed below."] if "engine" in comparison.differing else []),
         tiles=_tiles(comparison.rates),
         sections=[
-            Section("rates", "Rates", [_table(comparison.rates, "Output tokens per second, B against A", "output tok/s", 1)]),
+            Section("rates", "Rates", [Picture(
+                COMPARISON_PNG, f"B over A at every common point. {headline(comparison)}",
+                "Adjusted 95 % intervals; a filled point is faster or slower, a hollow one a tie, or was not tested. The horizontal axes are logarithmic."),
+                _table(comparison.rates, "Output tokens per second, B against A", "output tok/s", 1)]),
             *([Section("speedups", "Speed-ups", [_table(comparison.speedups, "Speed-up over no draft, B against A", "ratio", 2)])] if comparison.speedups else []),
             Section("conditions", "Conditions", _conditions(comparison)),
         ],
@@ -37,9 +43,10 @@ def build_comparison(comparison: Comparison) -> Document:
 
 
 def write_comparison(comparison: Comparison, document: Document, folder: Path) -> None:
-    """Writes comparison.html, comparison.md and comparison.json. Raises ArtifactError if the folder cannot be written."""
+    """Writes comparison.html, comparison.md, comparison.json and the picture. Raises ArtifactError if the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        draw_comparison(comparison, folder / COMPARISON_PNG)
         (folder / "comparison.html").write_text(render_html(document, folder), encoding="utf-8")
         (folder / "comparison.md").write_text(render_markdown(document), encoding="utf-8")
         (folder / "comparison.json").write_text(json.dumps(as_json(comparison), indent=1), encoding="utf-8")
@@ -72,9 +79,15 @@ def text_tables(comparison: Comparison) -> list[list[list[str]]]:
     return tables
 
 
+def left_out(comparison: Comparison) -> list[str]:
+    """One line for each side that has points which the other has not."""
+    return [f"only in {name}, or defined otherwise there: {'; '.join(_where(point) for point in points)}" for name, points in (("A", comparison.only_a), ("B", comparison.only_b)) if points]
+
+
 def _tiles(rates: Sequence[Compared]) -> list[Tile]:
     tones = {"faster": "good", "slower": "bad", "tie": "plain"}
-    return [Tile(f"B is {'a tie' if name == 'tie' else name}", str(sum(each.verdict == name for each in rates)), f"of {len(rates)} common points", tone) for name, tone in tones.items()]
+    return [Tile(f"B is {'a tie' if name == 'tie' else name}", str(sum(each.verdict == name for each in rates)), f"of {len(rates)} common points", tone if any(each.verdict == name for each in rates) else "plain")
+            for name, tone in tones.items()]
 
 
 def _table(compared: Sequence[Compared], title: str, unit: str, digits: int) -> Table:

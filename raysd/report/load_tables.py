@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from raysd.report import formats
 from raysd.report.document import Column, Table, Value
+from raysd.report.published_rates import PublishedRates
 from raysd.report.results import Row
 from raysd.report.summaries import QUANTILES, Cost, OperatingPoint, Spread, mean_rates
 from raysd.report.tables import VERDICT_TONES
@@ -51,6 +52,22 @@ def _times(speedup: Speedup | None) -> str:
         return "invalid"
     suffix = {"tie": " (tie)", None: " (not tested)"}.get(speedup.verdict, "")
     return formats.ratio(speedup.compared.ratio) + suffix
+
+
+def amds_table(published: PublishedRates) -> Table:
+    """What AMD published for this target."""
+    rows: list[list[str | Value]] = []
+    for index, concurrency in enumerate(published.concurrency):
+        row: list[str | Value] = [str(concurrency), formats.decimal(published.arms[BASELINE][index])]
+        for arm, speedup in published.speedup.items():
+            row += [formats.decimal(published.arms[arm][index]), formats.ratio(speedup[index])]
+        rows.append(row)
+    columns = [Column("Concurrency", "requests"), Column("No draft", "output tok/s/GPU")]
+    for arm in published.speedup:
+        columns += [Column(formats.arm_name(arm), "output tok/s/GPU"), Column("×", f"{formats.arm_name(arm)} / no draft")]
+    return Table(f"As AMD published it for {published.model}, July 2026", columns, rows,
+                 f"{published.setting}. Not raysd's measurement, and not a matched one: the arms ran on different builds of vLLM, probably at different k, and no spread or "
+                 "acceptance length was published (rocm.blogs.amd.com, eagle3-speculative-decoding).")
 
 
 def pareto_table(points: Sequence[OperatingPoint], per_device: str, workload: str) -> Table:

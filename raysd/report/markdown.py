@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from raysd.report.document import Block, Bullets, Document, Heading, Paragraph, Picture, Table, Terms, Value
 
@@ -14,6 +15,12 @@ def render_markdown(document: Document) -> str:
         parts.append(f"## {_text(section.title)}")
         parts += [_block(block) for block in section.blocks]
     return "\n\n".join([*parts, "---", _text(document.footer)]) + "\n"
+
+
+def without_pictures(document: Document) -> Document:
+    """The document for a place where no picture lies beside it."""
+    sections = [replace(section, blocks=[block for block in section.blocks if not isinstance(block, Picture)]) for section in document.sections]
+    return replace(document, sections=sections)
 
 
 def _block(block: Block) -> str:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from raysd.report import findings, formats, load_tables, provenance, summaries, tables
 from raysd.report.document import Block, Bullets, Document, Heading, Paragraph, Picture, Section, Terms, Tile
 from raysd.report.inputs import Inputs
+from raysd.report.published_rates import published_rates
 from raysd.sweep.nodes import node_effects
 from raysd.sweep.sequential import pilot_pairs
 from raysd.sweep.statistics import Speedup, family_size, ratios_of_arms
@@ -140,6 +141,9 @@ def _speed(inputs: Inputs, speedups: Sequence[Speedup]) -> Section:
         points = summaries.points_of(inputs.cells, workload, inputs.arms)
         blocks += [load_tables.published_shape(speedups, points, inputs.devices, inputs.per_device, workload, k)
                    for k in dict.fromkeys(speedup.k for speedup in speedups if speedup.workload == workload)]
+    published = published_rates(inputs.experiment.target.model)
+    if published:
+        blocks.append(load_tables.amds_table(published))
     section = inputs.experiment.sweep
     if section.until_ci is not None:
         blocks.append(Paragraph(findings.width_reached(speedups, section.until_ci, many)))
