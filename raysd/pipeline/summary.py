@@ -13,8 +13,8 @@ REPORT = "report.html"
 def summarize(experiment: str, outcome: RunOutcome, elapsed_s: float) -> dict[str, Any]:
     """The object that `raysd run --json` prints. Figures are empty, and the report null, where a run did not get so far.
 
-    acceptance_length: arm to tokens per verify step over the report split; speedup, speedup_ci: arm to concurrency to ratio and
-    [low, high]; all for the first workload and the first k.
+    acceptance_length: arm to tokens per verify step over the report split; speedup, speedup_ci, speedup_ci_alone, verdict: arm to concurrency to ratio, [low, high]
+    adjusted for all comparisons of the sweep, [low, high] of each by itself, and what the adjusted one says; all for the first workload and the first k.
     """
     made = {result.stage.name: result for result in outcome.stages if result.record is not None}
     sweep, report = (made[name].record.metrics if name in made else {} for name in ("sweep", "report"))
@@ -25,6 +25,8 @@ def summarize(experiment: str, outcome: RunOutcome, elapsed_s: float) -> dict[st
         "acceptance_length": {arm: counts["acceptance_length"] for arm, counts in sweep.get("acceptance", {}).items()},
         "speedup": report.get("speedup", {}),
         "speedup_ci": report.get("speedup_ci", {}),
+        "speedup_ci_alone": report.get("speedup_ci_alone", {}),
+        "verdict": report.get("verdict", {}),
         "lossless": sweep.get("lossless", {}),
         "report": f"{made['report'].artifact}/{made['report'].record.folder}/{REPORT}" if "report" in made else None,
     }
@@ -42,16 +44,16 @@ def render(summary: dict[str, Any]) -> str:
             *_indented(f"{arm}  {value:.3f}" for arm, value in summary["acceptance_length"].items()),
         ]
     if summary["speedup"]:
-        rows = [["arm", "concurrency", "speed-up of output_tok_s", "95 % interval"]]
+        rows = [["arm", "concurrency", "speed-up of output_tok_s", "verdict", "adjusted 95 % interval", "by itself"]]
         for arm, ratios in summary["speedup"].items():
             for concurrency, ratio in ratios.items():
-                interval = summary["speedup_ci"].get(arm, {}).get(concurrency)
                 rows.append(
                     [
                         arm,
                         concurrency,
                         "not measured" if ratio is None else f"{ratio:.2f}x",
-                        f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else "none",
+                        summary["verdict"].get(arm, {}).get(concurrency) or "not tested",
+                        *(_interval(summary[name].get(arm, {}).get(concurrency)) for name in ("speedup_ci", "speedup_ci_alone")),
                     ]
                 )
         lines += ["", *table(rows)]
@@ -64,6 +66,10 @@ def render(summary: dict[str, Any]) -> str:
         if summary["report"].startswith("s3://"):
             lines.append("(`raysd report` fetches it, and prints the path of the copy)")
     return "\n".join(lines)
+
+
+def _interval(bounds: list[float] | None) -> str:
+    return f"{bounds[0]:.2f} to {bounds[1]:.2f}" if bounds else "none"
 
 
 def table(rows: list[list[str]]) -> list[str]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ARM_COLOURS = {"none": "#5B5B5B", "bf16": "#0072B2", "fp8": "#D55E00"}
 POSITION_COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D00", "#5B5B5B", "#7B3294")
 INK, QUIET, GRID, LOSS = "#1f2933", "#66727f", "#e4e8ec", "#fbeee6"
-LINE_STYLES = ("-", "--", ":", "-.")
+LINE_STYLES = ("-", "--", "-.", ":")
 
 
 @contextlib.contextmanager

@@ -13,7 +13,10 @@ from raysd.sweep.position_rates import AcceptanceLength
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
+STYLE_NAMES = ("solid", "dashed", "dash-dotted", "dotted")
+"""Of LINE_STYLES."""
 LATENCY_TICKS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000)
 
 
@@ -83,6 +86,8 @@ def draw_acceptance_under_load(by_concurrency: Mapping[tuple[str, int | None, in
     published: name to an acceptance length that somebody else measured for this target and k; drawn as dashed lines.
     """
     with figure_at(8.4, 3.9, path) as figure:
+        ks = sorted({k for _, k, _ in by_concurrency if k is not None})
+        styles = ", ".join(f"{k} {STYLE_NAMES[index % len(STYLE_NAMES)]}" for index, k in enumerate(ks))
         title(figure, "Tokens per verify step, under load", subtitle)
         left = figure.add_axes((0.075, 0.135, 0.40 if by_category else 0.905, 0.585))
         if not by_concurrency:
@@ -101,7 +106,7 @@ def draw_acceptance_under_load(by_concurrency: Mapping[tuple[str, int | None, in
         left.set_xticks(range(len(concurrencies)), [str(each) for each in concurrencies])
         left.set(xlabel="Concurrency (requests)", ylabel="AL (tokens per step)", xlim=(-0.4, len(concurrencies) - 0.6))
         left.set_ylim(1, 1 + 1.15 * (max([*(bar for length in by_concurrency.values() for bar in (length.length, (length.interval or (0, 0))[1])), *published.values()]) - 1))
-        left.set_title("by concurrency", loc="left", fontsize=10, pad=8)
+        left.set_title("by concurrency" + (f"; k = {styles}" if len(ks) > 1 else ""), loc="left", fontsize=10, pad=8)
         _legend(figure, series)
         if by_category:
             _categories(figure.add_axes((0.655, 0.135, 0.325, 0.585)), by_category)
@@ -148,9 +153,16 @@ def _bars(lengths: Sequence[AcceptanceLength]) -> list[list[float]]:
             [high - length.length for length, (_, high) in zip(lengths, bounds, strict=True)]]
 
 
-def _legend(figure: object, series: Mapping[Series, object]) -> None:
-    for index, (arm, k) in enumerate(reversed(list(series))):
-        figure.text(0.98, 0.955 - 0.052 * index, f"■ {_name(arm, k, series)}", ha="right", va="center", fontsize=9.5, fontweight="bold", color=ARM_COLOURS[arm])
+def _legend(figure: Figure, series: Mapping[Series, object]) -> None:
+    """One line an arm at the top right; where there are several k, in the order in which they stand."""
+    arms: dict[str, list[str]] = {}
+    for arm, k in series:
+        arms.setdefault(arm, []).append(str(k))
+    several = any(len(ks) > 1 for ks in arms.values())
+    height_in = figure.get_size_inches()[1]
+    for index, (arm, ks) in enumerate(reversed(arms.items())):
+        text = formats.arm_name(arm) + (f", k = {', '.join(ks)}" if several and arm != "none" else "")
+        figure.text(0.98, 1 - (0.18 + 0.205 * index) / height_in, f"■ {text}", ha="right", va="center", fontsize=9.5, fontweight="bold", color=ARM_COLOURS[arm])
 
 
 def _latency_ticks(axes: Axes) -> None:

@@ -385,6 +385,12 @@ def _glossary() -> Section:
                     ("Arm", "what is compared: no draft, the BF16 draft, the FP8 draft"),
                     ("Cell", "one measured point: arm, workload, concurrency, k and block"),
                     ("Block", "one round of all arms, close in time; the unit of the statistics"),
+                    ("Tie", "the adjusted interval holds 1: with these blocks it cannot be told whether the arm is faster or slower; not that it is neither"),
+                    (
+                        "Adjusted interval",
+                        "the interval that the verdict goes by: of all comparisons of the sweep together, at most 5 % of sweeps name any winner where there is none (Holm, 1979)",
+                    ),
+                    ("Detectable", "the smallest true speed-up that a comparison of this spread and so many blocks finds four times in five"),
                     ("Concurrency", "requests that the client holds in flight"),
                     ("Steady window", "from the first to the last moment at which (nearly) all slots are in flight"),
                 ]

@@ -18,7 +18,8 @@ METRICS: dict[str, dict[str, Any]] = {
         "acceptance": {"bf16": {"acceptance_length": 1.8312}, "fp8": {"acceptance_length": 1.8290}},
         "lossless": {"bf16": {"equal": 28, "near_tie": 20, "broken": 0}},
     },
-    "report": {"speedup": {"bf16": {"1": 1.321, "2": None}}, "speedup_ci": {"bf16": {"1": [1.25, 1.39], "2": None}}},
+    "report": {"speedup": {"bf16": {"1": 1.321, "2": None}}, "speedup_ci": {"bf16": {"1": [1.25, 1.39], "2": None}},
+               "speedup_ci_alone": {"bf16": {"1": [1.27, 1.37], "2": None}}, "verdict": {"bf16": {"1": "faster", "2": None}}},
 }
 
 
@@ -39,11 +40,12 @@ def test_a_finished_run_gives_all_figures(tmp_path: Path, write_experiment: Call
     summary = summarize("tiny", outcome, 300.26)
     assert summary["acceptance_length"] == {"bf16": 1.8312, "fp8": 1.8290}
     assert summary["speedup"]["bf16"]["1"] == 1.321 and summary["speedup_ci"]["bf16"]["1"] == [1.25, 1.39]
+    assert summary["speedup_ci_alone"]["bf16"]["1"] == [1.27, 1.37] and summary["verdict"]["bf16"] == {"1": "faster", "2": None}
     assert summary["lossless"] == {"bf16": {"equal": 28, "near_tie": 20, "broken": 0}}
     assert summary["elapsed_s"] == 300.3 and summary["report"] == str(store.open(outcome.stages[-1].stage.key) / "report.html")
     assert [entry["stage"] for entry in summary["stages"]] == ["capture", "train", "quantize", "sweep", "report"]
     text = render(summary)
-    assert all(words in text for words in ("1.831", "1.32x", "1.25 to 1.39", "not measured", "report.html", "1:01", "near-tie"))
+    assert all(words in text for words in ("1.831", "1.32x", "faster", "1.25 to 1.39", "1.27 to 1.37", "not measured", "not tested", "report.html", "1:01", "near-tie"))
 
 
 def test_a_run_that_ended_early_says_so_and_gives_no_figures(tmp_path: Path, write_experiment: Callable[..., Path]):
