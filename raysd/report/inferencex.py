@@ -125,7 +125,7 @@ def _statistics(name: str, values: Sequence[float]) -> dict[str, float]:
 
 def _name(side: Side, cell: Row) -> str:
     drafting = f"_k{cell['k']}" if cell["k"] is not None else ""
-    experiment = side.record.experiment if side.record else "sweep"
+    experiment = side.experiment.name if side.experiment else "sweep"
     return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{experiment}_{cell['workload']}_{cell['arm']}{drafting}_conc{cell['concurrency']}_block{cell['block'] + 1}")
 
 

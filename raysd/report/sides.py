@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from raysd.artifacts.fingerprint import fingerprint
 from raysd.artifacts.record import NAME, Record, decode_record, read_record
-from raysd.errors import ExperimentError
+from raysd.errors import ArtifactError, ExperimentError
+from raysd.experiment import Experiment
+from raysd.experiment.target import TargetSection
 from raysd.report import formats
 from raysd.report.results import Results, read_results
 from raysd.sweep.sequential import pilot_pairs
@@ -39,23 +43,24 @@ class Side:
     results: Results
     conditions: Mapping[str, Condition]
     """What is known; a folder of Parquet files without a record says little."""
-    workloads: Mapping[str, dict[str, Any]]
-    """Name to definition, as the experiment had it; empty without a record."""
-    record: Record | None
+    experiment: Experiment | None
+    """As its record has it; None without a record."""
+
+    @property
+    def workloads(self) -> dict[str, dict[str, Any]]:
+        """Name to definition; empty without a record."""
+        return {each.name: each.result_values() for each in self.experiment.sweep.workloads} if self.experiment else {}
 
     @property
     def pilot(self) -> int | None:
         """How many blocks decided how many there are, if any did."""
-        if self.record is None or not self.record.section:
-            return None
-        sweep = self.record.section["sweep"]
-        return pilot_pairs(sweep["blocks"], sweep["until_ci"])
+        return pilot_pairs(self.experiment.sweep.blocks, self.experiment.sweep.until_ci) if self.experiment else None
 
 
 def read_side(name: str, folder: Path) -> Side:
     """A sweep in a folder: the artifact's, the one with its files, or any that holds `cells` and `requests` in Parquet.
 
-    Raises ExperimentError for a folder that holds none of it or another stage's artifact, ArtifactError for tables that cannot be read.
+    Raises ExperimentError for a folder that holds none of it or another stage's artifact, ArtifactError for a record or tables that cannot be read.
     """
     record, files = _record_of(folder)
     if record is not None and record.stage != "sweep":
@@ -64,7 +69,8 @@ def read_side(name: str, folder: Path) -> Side:
         raise ExperimentError(what="there is no sweep in this folder: it holds neither record.json nor cells in Parquet", where=name,
                               fix="name an experiment file, the folder of a sweep's artifact, or a folder with its cells and requests")
     results = read_results(files)
-    return Side(name, files, results, _conditions(record, files, results), _workloads(record), record)
+    experiment = _experiment_of(record, name)
+    return Side(name, files, results, _conditions(record, experiment, files, results), experiment)
 
 
 def _record_of(folder: Path) -> tuple[Record | None, Path]:
@@ -74,11 +80,18 @@ def _record_of(folder: Path) -> tuple[Record | None, Path]:
     return read_record(folder), folder
 
 
-def _workloads(record: Record | None) -> dict[str, dict[str, Any]]:
-    return {each["name"]: {key: value for key, value in each.items() if key != "name"} for each in record.section["sweep"]["workloads"]} if record and record.section else {}
+def _experiment_of(record: Record | None, name: str) -> Experiment | None:
+    """What an older raysd did not know has its default: there was no other way."""
+    if record is None or not record.section:
+        return None
+    try:
+        return Experiment.model_validate(record.section)
+    except ValidationError as err:
+        raise ArtifactError(what=f"the sweep is of raysd {record.code_version}, whose experiments this one does not read ({err.error_count()} fields)", where=name,
+                            fix="measure it again, or compare with the raysd that measured it") from err
 
 
-def _conditions(record: Record | None, files: Path, results: Results) -> dict[str, Condition]:
+def _conditions(record: Record | None, experiment: Experiment | None, files: Path, results: Results) -> dict[str, Condition]:
     known: dict[str, Condition] = {}
 
     def add(name: str, shown: object, identity: object = None) -> None:
@@ -91,18 +104,17 @@ def _conditions(record: Record | None, files: Path, results: Results) -> dict[st
     if record is None:
         add("acceptance", next((cell["acceptance"] for cell in results.cells if cell["acceptance"]), None))
         return known
-    section, identity = record.section, record.identity
+    identity = record.identity
     add("host", record.host.get("cpu_model") or record.host.get("cpu") or record.host.get("name"), record.host)
-    if section:
-        target = section["target"]
-        add("target", _target_name(target), identity.get("target", target))
-        add("tensor_parallel", target["tensor_parallel"])
-        add("dtype", target["dtype"])
-        add("hardware", section["hardware"]["name"])
-        rates = section["sweep"]["acceptance"]["rates"]
-        add("acceptance", "real" if rates is None else f"synthetic, {formats.listing(rates)}", rates or "real")
-        add("temperature", section["sweep"]["temperature"])
-        add("engine", json.dumps(section["sweep"]["engine"], sort_keys=True))
+    if experiment:
+        target, sweep = experiment.target, experiment.sweep
+        add("target", _target_name(target), identity.get("target", target.result_values()))
+        add("tensor_parallel", target.tensor_parallel)
+        add("dtype", target.dtype)
+        add("hardware", experiment.hardware.name)
+        add("acceptance", "real" if sweep.acceptance.rates is None else f"synthetic, {formats.listing(sweep.acceptance.rates)}", sweep.acceptance.result_values())
+        add("temperature", sweep.temperature)
+        add("engine", json.dumps(sweep.engine.result_values(), sort_keys=True))
     add("prompts", identity["prompts"][:12] if isinstance(identity.get("prompts"), str) else None, identity.get("prompts"))
     add("draft", ", ".join(f"{stage} {made[:8]}" for stage, made in identity.get("inputs", {}).items()) or None)
     return known
@@ -114,7 +126,7 @@ def _packages(provenance: Path) -> dict[str, str]:
     return next((facts.get("packages", {}) for facts in nodes.values()), {})
 
 
-def _target_name(target: Mapping[str, Any]) -> str:
-    name = str(target["model"]).rstrip("/")
+def _target_name(target: TargetSection) -> str:
+    name = target.model.rstrip("/")
     name = name.rsplit("/", 1)[-1] if name.startswith("/") else name.removeprefix("pypi:").replace("==", " ")
-    return name + (f" @ {target['revision'][:12]}" if target.get("revision") else "")
+    return name + (f" @ {target.revision[:12]}" if target.revision else "")
