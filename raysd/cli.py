@@ -87,7 +87,36 @@ def _parser() -> argparse.ArgumentParser:
                                  "newest run, and all that somebody who runs makes or reads."))
     gc.add_argument("--older-than", default="30d", metavar="AGE", help="only what was not written for so long: 30d, 12h, 0s; default: %(default)s")
     gc.add_argument("--delete", action="store_true", help="delete it; without this, nothing is changed")
+    _add_bench(verbs)
     return parser
+
+
+def _add_bench(verbs: argparse._SubParsersAction) -> None:
+    text = "Puts a load on an OpenAI-compatible server and tells TTFT, TPOT, E2EL and tokens a second; --selftest: on a server whose pace is known."
+    made = verbs.add_parser("bench", help=text, description=text, epilog=EXIT_CODES)
+    made.set_defaults(command=_bench)
+    made.add_argument("url", metavar="URL", nargs="?", help="the server, for instance http://127.0.0.1:8000")
+    made.add_argument("--selftest", action="store_true", help="show that the load generator recovers what a server of known pace did, and what a chunk costs it")
+    made.add_argument("--model", help="default: the only one that the server has")
+    made.add_argument("--prompts", metavar="PATH", help="a file or folder of prompts (JSONL, ShareGPT, SPEED-Bench, Parquet, CSV), or hf:ORG/NAME; default: random words")
+    made.add_argument("--isl", type=positive, help="words of a random prompt; default: 256")
+    made.add_argument("--osl", type=positive, default=128, help="longest answer in tokens; default: %(default)s")
+    made.add_argument("--endpoint", choices=("chat", "completions"), default="chat", help="of the API; default: %(default)s")
+    made.add_argument("--requests", type=positive, help="default: ten for each in flight, a hundred at a rate")
+    made.add_argument("--concurrency", type=positive, help="requests in flight at any moment; default: 8, unless there is a --rate")
+    made.add_argument("--rate", type=float, help="requests a second, whether or not earlier ones have been answered")
+    made.add_argument("--poisson", action="store_true", help="at a rate: independent arrivals instead of even ones")
+    made.add_argument("--ramp", type=float, default=0.0, metavar="S", help="seconds until the concurrency or the rate is reached; default: at once")
+    made.add_argument("--shards", type=positive, default=1, help="processes that share the load (Ray actors); default: %(default)s")
+    made.add_argument("--temperature", type=float, default=0.0, help="default: %(default)s")
+    made.add_argument("--ignore-eos", action="store_true", help="every answer runs to --osl; for servers that know it (vLLM, SGLang)")
+    made.add_argument("--seed", type=int, default=0, help="of random prompts, arrivals and sampling; default: %(default)s")
+    made.add_argument("--plain", action="store_true", help="send only what every OpenAI-compatible server knows; chunks then do not tell how many tokens they carry")
+    made.add_argument("--timeout", type=float, default=900.0, metavar="S", help="the longest that one request may take; default: %(default)g")
+    made.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the API key")
+    made.add_argument("--output", type=Path, metavar="FOLDER", help="where to write bench.json and requests.jsonl")
+    made.add_argument("--json", action="store_true", help="print JSON instead of text")
+    made.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
 def _guarded(command: Callable[[], int], debug: bool) -> int:
@@ -390,6 +419,61 @@ def _gc(args: argparse.Namespace) -> int:
     done = "deleted" if args.delete else "nothing is deleted without --delete"
     print(f"{_count(garbage.artifacts, 'artifact')} and {_count([*garbage.leftovers, *garbage.uploads], 'unfinished file')}, {garbage.size_bytes / 1e6:,.1f} MB: {done}")
     return 0
+
+
+def _bench(args: argparse.Namespace) -> int:
+    if args.selftest:
+        return _selftest(args)
+    import os
+
+    from raysd.load.address import parse_address
+    from raysd.load.arrivals import Load
+    from raysd.load.bench import Asked, bench, bench_lines, write_bench
+    from raysd.load.run import Limits, run_load
+
+    if args.url is None:
+        raise ExperimentError(what="no server is named", where="URL", fix="name one, or use --selftest")
+    if args.prompts is not None and args.isl is not None:
+        raise ExperimentError(what="it has no effect on prompts of one's own, which are as long as they are", where="--isl", fix="remove it, or --prompts")
+    if not 0 < args.timeout < float("inf"):
+        raise ExperimentError(what=f"a limit of {args.timeout} s", where="--timeout", fix="use more than 0")
+    if not 0 <= args.temperature < float("inf"):
+        raise ExperimentError(what=f"a temperature of {args.temperature}", where="--temperature", fix="use 0 or more")
+    api_key = None
+    if args.api_key_env is not None:
+        api_key = os.environ.get(args.api_key_env)
+        if not api_key:
+            raise ExperimentError(what=f"the environment has no variable {args.api_key_env}, or it is empty", where="--api-key-env", fix="export it before")
+    concurrency = 8 if args.concurrency is None and args.rate is None else args.concurrency
+    load = Load(concurrency, args.rate, "poisson" if args.poisson else "constant", args.ramp, args.seed)
+    prompts = []
+    if args.prompts is not None:
+        from raysd.prompts.source import read_source
+
+        prompts = [row.messages for row in read_source(Path(args.prompts), "--prompts")]
+    asked = Asked(args.model, prompts, args.isl or Asked.isl, args.osl, args.endpoint, args.requests, args.temperature, args.ignore_eos, args.seed, args.plain)
+    run = run_load
+    if args.shards > 1:
+        from functools import partial
+
+        from raysd.backends.load_shards import run_shards
+
+        run = partial(run_shards, args.shards)
+    told, rows = bench(parse_address(args.url, api_key), asked, load, Limits(request_s=args.timeout), run)
+    if args.output is not None:
+        write_bench(args.output, told, rows)
+    print(json.dumps(told, indent=1) if args.json else "\n".join(bench_lines(told)), flush=True)
+    return 0 if told["valid"] else 1
+
+
+def _selftest(args: argparse.Namespace) -> int:
+    from raysd.load.selftest import CONCURRENCY, selftest, selftest_lines
+
+    if args.url is not None:
+        raise ExperimentError(what="it has no effect beside --selftest, which starts a server of its own", where=f"URL: {args.url}", fix="remove one of the two")
+    told = selftest(args.concurrency or CONCURRENCY)
+    print(json.dumps(told, indent=1) if args.json else "\n".join(selftest_lines(told)), flush=True)
+    return 0 if told["valid"] else 1
 
 
 def _count(things: Sequence[object], noun: str) -> str:

@@ -1,0 +1,53 @@
+"""A load from several processes: a Ray actor each, on this machine or spread over the nodes of a cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from raysd.backends.ray_driver import connected, last_line
+from raysd.errors import RaysdError, TryAgainError
+from raysd.load.address import Address
+from raysd.load.arrivals import Load
+from raysd.load.requests import Request
+from raysd.load.run import Limits, LoadRun, run_load
+from raysd.load.shards import ShardRun, cut, merge, start_delay_s
+
+START_S = 2.0
+"""From the moment at which all processes are there until they begin, together."""
+
+
+class ShardActor:
+    """One process of the load."""
+
+    def ready(self) -> None:
+        """Returns when it is there, its libraries loaded."""
+        import uvloop  # noqa: F401
+
+    def run(self, address: Address, model: str, requests: Sequence[Request], load: Load, limits: Limits, plain: bool, begin_s: float) -> ShardRun:
+        """Its share; begin_s: when all begin, in seconds since 1970."""
+        time.sleep(max(0.0, begin_s - time.time()))
+        clock_ns = time.time_ns() - time.perf_counter_ns()
+        return ShardRun(run_load(address, model, requests, load, limits, plain), clock_ns)
+
+
+def run_shards(count: int, address: Address, model: str, requests: Sequence[Request], load: Load, limits: Limits, plain: bool) -> LoadRun:
+    """The load, from so many processes; otherwise as run_load. Raises ExperimentError as `cut` does, TryAgainError if Ray fails."""
+    import ray
+
+    shards = cut(load, requests, count)
+    with connected("the load", "--shards"):
+        try:
+            actors = [ray.remote(ShardActor).options(num_cpus=0, scheduling_strategy="SPREAD").remote() for _ in shards]
+            ray.get([actor.ready.remote() for actor in actors])
+            begin_s = time.time() + START_S
+            runs = ray.get([actor.run.remote(address, model, [requests[place] for place in shard.places], shard.load, limits, plain,
+                                             begin_s + start_delay_s(load, number, count))
+                            for number, (actor, shard) in enumerate(zip(actors, shards, strict=True))])
+        except ray.exceptions.RayTaskError as err:
+            raise err.cause if isinstance(err.cause, RaysdError) else err from err
+        except ray.exceptions.RayError as err:
+            raise TryAgainError(what=f"a process of the load ended: {last_line(err)}", where="--shards", fix="run again") from err
+    return merge(shards, runs, len(requests))
+
+

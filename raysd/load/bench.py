@@ -1,0 +1,131 @@
+"""`raysd bench URL`: a load on any OpenAI-compatible server, and what came of it as a document and a table."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from raysd.errors import ExperimentError
+from raysd.load.address import Address
+from raysd.load.arrivals import Load
+from raysd.load.ask import served_model
+from raysd.load.health import answer_reasons, client_reasons
+from raysd.load.metrics import e2el_ms, summarise, tpot_ms, ttft_ms
+from raysd.load.requests import Request, Result
+from raysd.load.run import Limits, LoadRun, run_load
+
+RunLoad = Callable[[Address, str, Sequence[Request], Load, Limits, bool], LoadRun]
+REQUESTS_PER_SLOT = 10
+"""If nobody says how many: as InferenceX has it."""
+WORDS = ("able about above across act add after again age air all along also always among animal answer any apple area arm ask away back base bear beat bed been begin bell best "
+         "bird black blue boat body bone book born both box boy bring brown build busy call came camp can car care case cat catch cause cell chair check child city class clear "
+         "climb clock cloud coast cold come cook cool copy corn cost count cover cow crop cross cry cut dance dark day deal dear deep desk did die dog done door down draw dream "
+         "dress drink drive drop dry duck each ear early earth east easy eat edge egg else end even ever eye face fact fall farm fast").split()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a bench asks for."""
+
+    model: str | None = None
+    """None: the only one that is served."""
+    prompts: Sequence[str | tuple[dict[str, str], ...]] = ()
+    """Texts or chat messages; none: random words."""
+    isl: int = 256
+    """Words of a random prompt; most tokenizers make about as many tokens of them."""
+    osl: int = 128
+    endpoint: Literal["chat", "completions"] = "chat"
+    requests: int | None = None
+    """None: ten for each in flight, or as many prompts as there are, or a hundred at a rate."""
+    temperature: float = 0.0
+    ignore_eos: bool = False
+    seed: int = 0
+    plain: bool = False
+    """Only what every OpenAI-compatible server knows."""
+    largest_lag_ms: float = 20.0
+
+
+def bench(address: Address, asked: Asked, load: Load, limits: Limits, run: RunLoad = run_load) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The document of a load, JSON-ready, and a row of each request. run: what puts it on the server.
+
+    The document: what was asked for, the metrics (None where there is nothing to compute one from), the client's health, `valid` and the reasons if it is not.
+    Raises ExperimentError for what cannot be asked: a server that is not OpenAI-compatible, a model that it does not have, more in flight than requests.
+    """
+    model = served_model(address, asked.model)
+    requests = make_requests(asked, load)
+    if load.concurrency is not None and load.concurrency > len(requests):
+        raise ExperimentError(what=f"{load.concurrency} requests are to be in flight, and there are {len(requests)}", where="--concurrency",
+                              fix=f"use at most {len(requests)}, or more --requests")
+    made = run(address, model, requests, load, limits, asked.plain)
+    metrics = summarise(made.results, load.concurrency)
+    reasons = [*answer_reasons(made.results, requests, 0.5), *client_reasons(metrics, made.health, load.concurrency, asked.largest_lag_ms)]
+    good = [result for result in made.results if result.error is None]
+    told = {"url": address.url, "model": model, "endpoint": requests[0].path, **asdict(load), "osl": asked.osl, "isl": sum(result.prompt_tokens for result in good) / len(good) if good else None,
+            **asdict(metrics), "client": asdict(made.health) | {"cpu_us_per_chunk": made.health.cpu_us_per_chunk}, "valid": not reasons, "invalid_reasons": reasons}
+    begun_ns = min(result.dispatched_ns for result in made.results)
+    return told, [request_row(result, begun_ns) for result in made.results]
+
+
+def make_requests(asked: Asked, load: Load) -> list[Request]:
+    """The requests: prompts in turn, from the first again when they run out, or random words, each its own. Raises ExperimentError for none, and messages that `/v1/completions` does not take."""
+    default = REQUESTS_PER_SLOT * load.concurrency if load.concurrency is not None else 100
+    count = asked.requests if asked.requests is not None else default
+    if count < 1:
+        raise ExperimentError(what=f"{count} requests", where="--requests", fix="use at least 1")
+    if asked.prompts and asked.endpoint == "completions" and any(len(prompt) > 1 for prompt in asked.prompts if not isinstance(prompt, str)):
+        raise ExperimentError(what="a conversation of several messages is no prompt of /v1/completions", where="--endpoint", fix="use --endpoint chat")
+    generator = random.Random(asked.seed)
+    requests = []
+    for number in range(count):
+        if asked.prompts:
+            prompt = asked.prompts[number % len(asked.prompts)]
+        else:
+            prompt = " ".join(generator.choice(WORDS) for _ in range(asked.isl))
+        messages = ({"role": "user", "content": prompt},) if isinstance(prompt, str) else tuple(prompt)
+        requests.append(Request(f"q{number}", messages if asked.endpoint == "chat" else messages[0]["content"], asked.osl, asked.temperature, asked.ignore_eos,
+                                asked.seed + number if asked.temperature > 0 else None))
+    return requests
+
+
+def request_row(result: Result, begun_ns: int) -> dict[str, Any]:
+    """One request, JSON-ready; times in ms since the first was sent."""
+    good = result.error is None
+    return {"prompt_id": result.prompt_id, "error": result.error, "finish_reason": result.finish_reason, "prompt_tokens": result.prompt_tokens,
+            "cached_tokens": result.cached_tokens, "output_tokens": result.output_tokens, "intended_ms": (result.intended_ns - begun_ns) / 1e6,
+            "dispatched_ms": (result.dispatched_ns - begun_ns) / 1e6, "ended_ms": (result.ended_ns - begun_ns) / 1e6, "connect_ms": result.connect_ms,
+            "ttft_ms": ttft_ms(result) if good else None, "tpot_ms": tpot_ms(result) if good else None, "e2el_ms": e2el_ms(result) if good else None,
+            "chunk_ms": [(at_ns - begun_ns) / 1e6 for at_ns in result.chunk_ns], "chunk_tokens": list(result.chunk_tokens), "drafts": result.drafts,
+            "per_position": list(result.per_position)}
+
+
+def write_bench(folder: Path, told: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+    """Writes bench.json and requests.jsonl. Raises ExperimentError if the folder cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "bench.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
+        (folder / "requests.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    except OSError as err:
+        raise ExperimentError(what=f"the results cannot be written: {err}", where=f"--output {folder}", fix="name another folder") from err
+
+
+def bench_lines(told: dict[str, Any]) -> list[str]:
+    """The document for people."""
+    def figure(name: str, digits: int = 1) -> str:
+        return "-" if told[name] is None else f"{told[name]:,.{digits}f}"
+
+    load = f"concurrency {told['concurrency']}" if told["concurrency"] is not None else f"{told['rate_s']:g} requests a second, {told['arrivals']}"
+    client = told["client"]
+    lines = [f"{told['model']} at {told['url']}{told['endpoint']}, {load}: {told['requests']} requests in {told['elapsed_s']:.1f} s, {told['failures']} failed", "",
+             f"output_tok_s         {figure('output_tok_s')}" + ("" if told["window_output_tok_s"] is None else f"   in the steady window of {told['window_s']:.1f} s: {figure('window_output_tok_s')}"),
+             f"total_tok_s          {figure('total_tok_s')}", f"ISL, OSL (mean)      {figure('isl')}, {told['output_tokens'] / max(1, told['requests'] - told['failures']):,.1f}", "",
+             "                     p50        p90        p99"]
+    for name, title in (("ttft_ms", "TTFT, ms"), ("tpot_ms", "TPOT, ms"), ("e2el_ms", "E2EL, ms")):
+        lines.append(f"{title:<21}" + " ".join(f"{figure(f'{name}_p{rank}'):<10}" for rank in (50, 90, 99)).rstrip())
+    lines.append(f"{'step, ms':<21}{figure('step_ms_p50'):<10} {'':<10} {figure('step_ms_p99')}")
+    cost = "-" if client["cpu_us_per_chunk"] is None else f"{client['cpu_us_per_chunk']:.0f} us of CPU a chunk"
+    lines += ["", f"client: {cost}, event loop at most {client['loop_lag_ms_p99']:.1f} ms late and requests sent {client['dispatch_delay_ms_p99']:.1f} ms late (99th percentiles)"]
+    return lines + ["valid" if told["valid"] else "NOT VALID: " + "; ".join(told["invalid_reasons"])]
