@@ -61,5 +61,7 @@ def _models(address: Address) -> list[str]:
     """The names of the models that a server has."""
     try:
         return [str(model["id"]) for model in ask_json(address, "/v1/models", timeout_s=FIRST_TIMEOUT_S)["data"]]
+    except EngineError as err:
+        raise EngineError(what=err.what, where=err.where, fix="start the server, or name the address of an OpenAI-compatible API, without /v1") from err
     except (KeyError, TypeError) as err:
         raise ExperimentError(what="what it answers to /v1/models is no list of models: it is not OpenAI-compatible", where=address.url, fix="name the address of its API, without /v1") from err

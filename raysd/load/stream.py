@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import msgspec
 
 
 class MalformedStreamError(ValueError):
@@ -28,6 +29,47 @@ class Stream:
     per_position: tuple[int, ...]
 
 
+class _Delta(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Delta | None = None
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Speculative(msgspec.Struct):
+    acceptance_histogram: list[int]
+
+
+class _Metrics(msgspec.Struct):
+    speculative_decoding: _Speculative | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage | None = None
+    metrics: _Metrics | None = None
+
+
+_decode = msgspec.json.Decoder(_Chunk).decode
+"""Reads what is needed of a chunk and checks all of it: half a microsecond, where a dict of everything takes five."""
+
+
 def parse_stream(reads: Sequence[tuple[int, bytes]]) -> Stream:
     """The answer in the reads (arrival in ns, bytes) of one response, of `/v1/completions` or `/v1/chat/completions`.
 
@@ -46,61 +88,53 @@ def parse_stream(reads: Sequence[tuple[int, bytes]]) -> Stream:
         if data == b"[DONE]":
             done = True
             continue
-        chunk = _chunk(data)
         try:
-            metrics = chunk.get("metrics") or metrics
-            if chunk.get("usage"):
-                usage = chunk["usage"]
-                counted = int(usage["completion_tokens"])
+            chunk = _decode(data)
+        except msgspec.MsgspecError as err:
+            raise _why_not(data, err) from err
+        metrics, usage = chunk.metrics or metrics, chunk.usage or usage
+        for choice in chunk.choices:
+            finish_reason = choice.finish_reason or finish_reason
+            text = choice.text
+            if text is None:
+                delta = choice.delta
+                if delta is None and choice.token_ids is None:
+                    raise MalformedStreamError(f"a chunk that lacks something (neither text, nor delta, nor token_ids): {_shown(data)}")
+                text = "" if delta is None else delta.content or delta.reasoning_content or delta.reasoning or ""  # a model may think before it answers
+            if choice.token_ids is not None:
+                new = len(choice.token_ids)
+                token_ids += choice.token_ids
             else:
-                counted = None
-            for choice in chunk["choices"]:
-                finish_reason = choice.get("finish_reason") or finish_reason
-                new_ids = choice.get("token_ids")
-                text = _text(choice)
-                new = len(new_ids) if new_ids is not None else counted - before if counted is not None else None
-                if new if new is not None else text:  # a chat's first chunk tells the role and carries no token, a last one may tell the end alone
-                    chunk_ns.append(arrived_ns)
-                    chunk_tokens.append(new)
-                token_ids += new_ids or []
-                texts.append(text)
-            before = counted if counted is not None else before
-        except (KeyError, TypeError, AttributeError, ValueError) as err:
-            raise MalformedStreamError(f"a chunk that lacks something ({type(err).__name__}: {err}): {_shown(data)}") from err
+                new = None if chunk.usage is None else chunk.usage.completion_tokens - before
+            if text if new is None else new:  # a chat's first chunk tells the role and carries no token, a last one may tell the end alone
+                chunk_ns.append(arrived_ns)
+                chunk_tokens.append(new)
+            texts.append(text)
+        if chunk.usage is not None:
+            before = chunk.usage.completion_tokens
     if not done:
         raise MalformedStreamError("the stream ended before [DONE]")
     if usage is None:
         raise MalformedStreamError("no usage in the stream: the server does not know `stream_options.include_usage`")
     if finish_reason is None:
         raise MalformedStreamError("no finish_reason in the stream")
-    output_tokens = int(usage["completion_tokens"])
-    known = all(tokens is not None for tokens in chunk_tokens)
-    if known and sum(chunk_tokens) != output_tokens or token_ids and len(token_ids) != output_tokens:
-        raise MalformedStreamError(f"the usage counts {output_tokens} output tokens, the chunks hold {len(token_ids) or sum(chunk_tokens)}")
+    known = None not in chunk_tokens
+    if known and sum(chunk_tokens) != usage.completion_tokens or token_ids and len(token_ids) != usage.completion_tokens:
+        raise MalformedStreamError(f"the usage counts {usage.completion_tokens} output tokens, the chunks hold {len(token_ids) or sum(chunk_tokens)}")
     if not chunk_ns:
         raise MalformedStreamError("an answer without a token")
-    drafts, per_position = _acceptance((metrics or {}).get("speculative_decoding"))
-    return Stream(tuple(token_ids), "" if token_ids else "".join(texts), finish_reason, int(usage["prompt_tokens"]),
-                  int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0), output_tokens, tuple(chunk_ns), tuple(chunk_tokens) if known else (),
-                  drafts, per_position)
+    cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
+    drafts, per_position = _acceptance(metrics.speculative_decoding if metrics else None)
+    return Stream(tuple(token_ids), "" if token_ids else "".join(texts), finish_reason, usage.prompt_tokens, cached or 0, usage.completion_tokens, tuple(chunk_ns),
+                  tuple(chunk_tokens) if known else (), drafts, per_position)
 
 
-def _text(choice: dict[str, Any]) -> str:
-    """What a chunk says: of a completion, of a chat, or of what a model thinks before it answers. Raises KeyError if it says neither text nor token ids."""
-    if "text" in choice:
-        return choice["text"]
-    if "delta" not in choice and "token_ids" in choice:
-        return ""
-    delta = choice["delta"]
-    return delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning") or ""
-
-
-def _acceptance(told: dict[str, Any] | None) -> tuple[int | None, tuple[int, ...]]:
+def _acceptance(told: _Speculative | None) -> tuple[int | None, tuple[int, ...]]:
     """Drafts, and accepted tokens by position, of what vLLM tells of one request (`--per-request-spec-decode-metrics`): a histogram of verify steps by how many
     draft tokens they accepted (vllm/v1/metrics/stats.py)."""
-    if not told:
+    if told is None:
         return None, ()
-    histogram = told["acceptance_histogram"]
+    histogram = told.acceptance_histogram
     return sum(histogram), tuple(sum(histogram[position:]) for position in range(1, len(histogram)))
 
 
@@ -125,16 +159,17 @@ def _events(reads: Sequence[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         raise MalformedStreamError(f"the stream ended inside an event: {_shown(buffer)}")
 
 
-def _chunk(data: bytes) -> dict[str, Any]:
+def _why_not(data: bytes, error: msgspec.MsgspecError) -> MalformedStreamError:
+    """Why an event is no chunk."""
     try:
-        chunk = json.loads(data)
-    except ValueError as err:
-        raise MalformedStreamError(f"an event that is not JSON: {_shown(data)}") from err
-    if not isinstance(chunk, dict):
-        raise MalformedStreamError(f"an event that is not a JSON object: {_shown(data)}")
-    if "error" in chunk:
-        raise MalformedStreamError(f"the server reports an error: {_shown(data)}")
-    return chunk
+        content = json.loads(data)
+    except ValueError:
+        return MalformedStreamError(f"an event that is not JSON: {_shown(data)}")
+    if not isinstance(content, dict):
+        return MalformedStreamError(f"an event that is not a JSON object: {_shown(data)}")
+    if "error" in content:
+        return MalformedStreamError(f"the server reports an error: {_shown(data)}")
+    return MalformedStreamError(f"a chunk that lacks something ({error}): {_shown(data)}")
 
 
 def _shown(data: bytes) -> str:

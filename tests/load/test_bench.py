@@ -1,0 +1,60 @@
+import json
+
+import pytest
+
+from raysd.cli import main
+from raysd.errors import ExperimentError
+from raysd.load.arrivals import Load
+from raysd.load.bench import Asked, make_requests
+from raysd.load.selftest import mock_server
+
+
+@pytest.fixture(scope="module")
+def url():
+    with mock_server("--ttft-ms", "5", "--step-ms", "2") as address:
+        yield address.url
+
+
+def test_a_bench_tells_the_same_as_a_document_and_for_people(url, tmp_path, capsys):
+    asked = ["bench", url, "--concurrency", "2", "--requests", "6", "--osl", "12", "--isl", "7", "--output", str(tmp_path / "out")]
+    assert main([*asked, "--json"]) in (0, 1)  # a busy machine may be late
+    told = json.loads(capsys.readouterr().out)
+    assert (told["requests"], told["failures"], told["output_tokens"], told["isl"], told["endpoint"]) == (6, 0, 72, 7, "/v1/chat/completions")
+    assert told["ttft_ms_p50"] >= 5 and told["tpot_ms_p50"] > 0 and told["model"] == "mock" and told["client"]["cpu_us_per_chunk"] > 0
+    assert json.loads((tmp_path / "out" / "bench.json").read_text()) == told
+    rows = [json.loads(line) for line in (tmp_path / "out" / "requests.jsonl").read_text().splitlines()]
+    assert len(rows) == 6 and all(sum(row["chunk_tokens"]) == row["output_tokens"] == 12 for row in rows)
+    main([*asked, "--endpoint", "completions"])
+    shown = capsys.readouterr().out
+    assert "/v1/completions, concurrency 2: 6 requests" in shown and "TTFT, ms" in shown
+
+
+def test_prompts_of_ones_own_are_asked_in_turn(url, tmp_path, capsys):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "one two three"}\n{"messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "go on then"}]}\n')
+    main(["bench", url, "--prompts", str(tmp_path / "p.jsonl"), "--requests", "4", "--concurrency", "1", "--osl", "4", "--json"])
+    assert json.loads(capsys.readouterr().out)["isl"] == 4
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    ([], "no server is named"), (["URL", "--rate", "2", "--concurrency", "2"], "a concurrency or a rate"), (["URL", "--poisson"], "no effect on a closed loop"),
+    (["URL", "--requests", "2", "--concurrency", "4"], "4 requests are to be in flight, and there are 2"), (["URL", "--model", "other"], "no model other"),
+    (["URL", "--prompts", "nowhere.jsonl"], "no prompt file"), (["URL", "--isl", "3", "--prompts", "x"], "no effect"), (["URL", "--api-key-env", "RAYSD_NO_SUCH_KEY"], "no variable"),
+    (["ftp://x"], "not the URL of a server"), (["URL", "--timeout", "0"], "a limit of 0.0 s"), (["URL", "--shards", "9"], "9 processes for 8 requests"),
+    (["URL", "--selftest"], "no effect beside --selftest")])
+def test_what_cannot_be_asked_exits_64_and_says_so(url, arguments, says, capsys):
+    assert main(["bench", *(url if argument == "URL" else argument for argument in arguments)]) == 64
+    assert says in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there_or_speaks_something_else_is_an_error(url, capsys):
+    assert main(["bench", "http://127.0.0.1:9"]) == 1 and "did not answer" in capsys.readouterr().err
+    assert main(["bench", f"{url}/elsewhere"]) == 1 and "OpenAI-compatible" in capsys.readouterr().err
+
+
+def test_requests_follow_from_the_seed_and_each_has_its_own():
+    one, other = (make_requests(Asked(isl=5, seed=seed, temperature=0.7), Load(concurrency=2)) for seed in (1, 2))
+    assert len(one) == 20 and len({request.prompt[0]["content"] for request in one}) == 20 and one != other
+    assert one == make_requests(Asked(isl=5, seed=1, temperature=0.7), Load(concurrency=2)) and len({request.seed for request in one}) == 20
+    assert len(make_requests(Asked(), Load(rate_s=1))) == 100
+    with pytest.raises(ExperimentError, match="no prompt of /v1/completions"):
+        make_requests(Asked(prompts=[({"role": "user", "content": "a"},) * 2], endpoint="completions"), Load(concurrency=1))
