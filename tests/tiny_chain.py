@@ -14,7 +14,7 @@ from tests.tiny_models import chained_llama
 TOPICS = ["rain", "bread", "chess", "trains", "maps", "tea", "clocks", "rivers", "music", "stars", "glass", "sheep"]
 FORMS = ["Explain {} simply.", "List three facts about {}.", "Why do people like {}?", "Write two lines about {}."]
 
-UNHURRIED = {"largest_lag_ms": 60_000, "largest_repeating_frac": 1}
+UNHURRIED = {"largest_lag_ms": 60_000, "smallest_concurrency_frac": 0.01, "largest_repeating_frac": 1}
 """Of a sweep's section: a machine that runs tests is late now and then, and a random model repeats itself."""
 
 

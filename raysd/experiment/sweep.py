@@ -169,6 +169,8 @@ class SweepSection(Section):
     """Sampling temperature of the measured cells; the answers that are compared are always greedy."""
     largest_lag_ms: float = Field(20.0, gt=0)
     """By how much the client's event loop may be late (99th percentile) before a cell is invalid: chunks are stamped by so much too late."""
+    smallest_concurrency_frac: float = Field(0.95, gt=0, le=1)
+    """Of the asked concurrency, how much must have been in flight on average over the steady window; a cell with less is invalid."""
     largest_repeating_frac: float = Field(0.5, ge=0, le=1)
     """Of a cell's answers, how many may end in a loop (32 tokens of a period of at most 16) before it is invalid: drafts guess loops easily."""
     near_tie_nat: float = Field(0.25, gt=0)

@@ -11,13 +11,13 @@ from raysd.load.run import ClientHealth
 LOOP_TOKENS, LONGEST_PERIOD = 32, 16
 
 
-def client_reasons(metrics: LoadMetrics, health: ClientHealth, concurrency: int | None, largest_lag_ms: float) -> list[str]:
+def client_reasons(metrics: LoadMetrics, health: ClientHealth, concurrency: int | None, largest_lag_ms: float, smallest_concurrency_frac: float = STEADY_SHARE) -> list[str]:
     """Of the load itself: failures, a concurrency that was not reached, a client that did not keep up."""
     reasons = []
     if concurrency is not None and metrics.failures < metrics.requests:
         if metrics.window_s is None:
             reasons.append(f"the asked concurrency of {concurrency} was never reached")
-        elif metrics.achieved_concurrency < STEADY_SHARE * concurrency:
+        elif metrics.achieved_concurrency < smallest_concurrency_frac * concurrency:
             reasons.append(f"{metrics.achieved_concurrency:.2f} requests were in flight on average, {concurrency} were asked for")
     if health.loop_lag_ms_p99 > largest_lag_ms:
         reasons.append(f"the client's event loop was {health.loop_lag_ms_p99:.1f} ms late (99th percentile, at most {largest_lag_ms:g}): its machine is too busy")

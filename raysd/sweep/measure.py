@@ -57,7 +57,7 @@ def measure_cell(cell: Cell, requests: Sequence[Request], server: Server, node: 
     """Puts the load of a cell on its server. seen: what telemetry saw meanwhile. A request that fails makes the cell invalid, with its reason. Raises EngineError if the engine dies."""
     run, counted = run_counted(server, requests, cell.concurrency)
     metrics = summarise(run.results, cell.concurrency)
-    reasons = [*answer_reasons(run.results, requests, sweep.largest_repeating_frac), *client_reasons(metrics, run.health, cell.concurrency, sweep.largest_lag_ms),
+    reasons = [*answer_reasons(run.results, requests, sweep.largest_repeating_frac), *client_reasons(metrics, run.health, cell.concurrency, sweep.largest_lag_ms, sweep.smallest_concurrency_frac),
                *engine_reasons(cell, counted)]
     started_ns, ended_ns = min(result.dispatched_ns for result in run.results), max(result.ended_ns for result in run.results)
     window_s = [time.time() - (time.perf_counter_ns() - at_ns) / 1e9 for at_ns in (started_ns, ended_ns)]
