@@ -21,7 +21,7 @@ Placement = Annotated[Value, PlacementMark()]
 class Section(BaseModel):
     """One section of an experiment file: unknown keys are refused, values cannot change once read."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, protected_namespaces=(), allow_inf_nan=False, validate_default=True)
 
     def result_values(self) -> dict[str, Any]:
         """The values that change the result, JSON-ready, for a fingerprint: all fields but Placement ones, nested sections likewise."""
