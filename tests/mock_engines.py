@@ -1,4 +1,4 @@
-"""Engines that answer at a known pace without computing anything, so that cores do not bind: `python -m tests.mock_engines PORT K STEP_MS`.
+"""Engines that answer at a known pace without computing anything, so that cores do not bind: `python -m tests.mock_engines PORT K STEP_MS HOST`.
 
 With a draft every second step of a request accepts all k tokens. Every arm says the same tokens, for a prompt and its length.
 """
@@ -7,40 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
+import os
 import sys
 import time
 from pathlib import Path
 
 from aiohttp import web
 
-from raysd.backends import keeper
-from raysd.backends.process_group import end_group
 from raysd.backends.vllm_server import VllmServer, free_port
+from raysd.load.address import Address
 from raysd.sweep.engine import EngineSpec
 
 STEP_MS = 20.0
+KEY = os.environ.get("VLLM_API_KEY")
 
 
-class MockServer(VllmServer):
-    """A server whose process is a mock engine."""
-
-    def __init__(self, spec: EngineSpec, log_path: Path, port: int) -> None:
-        self.spec, self.log_path, self.port = spec, log_path, port
-        self.base_url, self.model, self.start_s, self._started = f"http://127.0.0.1:{port}", "target", None, time.monotonic()
-        self.command = [sys.executable, "-m", "tests.mock_engines", str(port), str(spec.k or 0), str(STEP_MS)]
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        with log_path.open("wb") as log:
-            self._process = subprocess.Popen([sys.executable, "-I", "-S", keeper.__file__, *self.command], stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT,
-                                             start_new_session=True, cwd=Path(__file__).parents[1])
-
-    def stop(self) -> None:
-        end_group(self._process, self.log_path)
-
-
-def launch(spec: EngineSpec, log_path: Path) -> MockServer:
-    """A Launch."""
-    return MockServer(spec, log_path, free_port())
+def launch(spec: EngineSpec, log_path: Path, host: str = "127.0.0.1", api_key: str | None = None) -> VllmServer:
+    """A Launch: a server whose process is a mock engine."""
+    address = Address(host, free_port(host), api_key=api_key)
+    return VllmServer(spec, log_path, address, [sys.executable, "-m", "tests.mock_engines", str(address.port), str(spec.k or 0), str(STEP_MS), host])
 
 
 class Engine:
@@ -64,6 +49,8 @@ class Engine:
         return web.Response(text="\n".join(lines) + "\n")
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
+        if KEY and request.headers.get("authorization") != f"Bearer {KEY}":
+            return web.Response(status=401, text="no key")
         body = await request.json()
         tokens = [3 + (sum(body["prompt"]) + position) % 200 for position in range(body["max_tokens"])]
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
@@ -92,10 +79,10 @@ class Engine:
 
 
 def main() -> None:
-    port, k, step_ms = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    port, k, step_ms, host = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
     engine, app = Engine(k, step_ms / 1000), web.Application()
     app.add_routes([web.get("/health", engine.health), web.get("/metrics", engine.metrics), web.post("/v1/completions", engine.completions)])
-    web.run_app(app, host="127.0.0.1", port=port, print=None)
+    web.run_app(app, host=host, port=port, print=None)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from raysd.backends.ray_driver import connected, last_line
-from raysd.errors import RaysdError, TryAgainError
+from raysd.errors import NodeLostError, RaysdError, TryAgainError
 from raysd.load.address import Address
 from raysd.load.arrivals import Load
 from raysd.load.requests import Request
@@ -29,6 +30,18 @@ class ShardActor:
         time.sleep(max(0.0, begin_s - time.time()))
         clock_ns = time.time_ns() - time.perf_counter_ns()
         return ShardRun(run_load(address, model, requests, load, limits, plain), clock_ns)
+
+
+def run_far(actor: Any, address: Address, model: str, requests: Sequence[Request], load: Load, limits: Limits, plain: bool) -> LoadRun:
+    """As run_load, by the process of a ShardActor's handle. Raises NodeLostError if it has ended."""
+    import ray
+
+    try:
+        return ray.get(actor.run.remote(address, model, requests, load, limits, plain, 0.0)).run
+    except ray.exceptions.RayTaskError as err:
+        raise err.cause if isinstance(err.cause, RaysdError) else err from err
+    except ray.exceptions.RayError as err:
+        raise NodeLostError(what=f"the process of the load was lost: {last_line(err)}", where="sweep.client: other_node", fix="run again to go on with what is left") from err
 
 
 def run_shards(count: int, address: Address, model: str, requests: Sequence[Request], load: Load, limits: Limits, plain: bool) -> LoadRun:

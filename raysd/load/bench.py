@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,9 +16,8 @@ from raysd.load.ask import served_model
 from raysd.load.health import answer_reasons, client_reasons
 from raysd.load.metrics import e2el_ms, summarise, tpot_ms, ttft_ms
 from raysd.load.requests import Request, Result
-from raysd.load.run import Limits, LoadRun, run_load
+from raysd.load.run import Limits, RunLoad, run_load
 
-RunLoad = Callable[[Address, str, Sequence[Request], Load, Limits, bool], LoadRun]
 REQUESTS_PER_SLOT = 10
 """If nobody says how many: as InferenceX has it."""
 WORDS = ("able about above across act add after again age air all along also always among animal answer any apple area arm ask away back base bear beat bed been begin bell best "

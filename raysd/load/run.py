@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from raysd.load.address import Address
@@ -59,6 +59,10 @@ class LoadRun:
 
     results: list[Result]
     health: ClientHealth
+
+
+RunLoad = Callable[[Address, str, Sequence[Request], Load, Limits, bool], LoadRun]
+"""Something that does as run_load does: in this process, in another one, in several."""
 
 
 def run_load(address: Address, model: str, requests: Sequence[Request], load: Load, limits: Limits = Limits(), plain: bool = False) -> LoadRun:

@@ -172,9 +172,10 @@ def check_local_resources(experiment: Experiment, planned: Sequence[PlannedStage
         if asked_cpus > cores:
             raise ExperimentError(what=f"{train.workers} workers ask for {asked_cpus / train.workers:g} CPU cores each, this machine has {cores}", where="train.workers",
                                   fix="use fewer, or name a cluster that has them with --address")
-    if experiment.sweep.nodes > 1 and any(entry.stage.name == "sweep" and entry.state == "run" for entry in planned):
-        raise ExperimentError(what=f"a sweep on {experiment.sweep.nodes} nodes cannot run on this machine alone", where="sweep.nodes",
-                              fix="use 1, or name a cluster that has them with --address")
+    far = experiment.sweep.nodes > 1 or experiment.sweep.client == "other_node"
+    if far and any(entry.stage.name == "sweep" and entry.state == "run" for entry in planned):
+        raise ExperimentError(what=f"a sweep on {experiment.sweep.nodes} nodes, its client on the {experiment.sweep.client.replace('_', ' ')}, cannot run on this machine alone",
+                              where="sweep.nodes, sweep.client", fix="use 1 and same_node, or name a cluster that has them with --address")
     for entry in planned:
         if entry.state != "run":
             continue

@@ -15,10 +15,9 @@ from raysd.errors import EngineError, StageError
 from raysd.experiment import Experiment
 from raysd.experiment.sweep import SweepSection
 from raysd.hardware.catalogue import CPU
-from raysd.load.address import parse_address
 from raysd.load.arrivals import Load
 from raysd.load.requests import Request
-from raysd.load.run import run_load
+from raysd.load.run import Limits, RunLoad, run_load
 from raysd.prompts.prompt_set import PromptSet
 from raysd.sweep.cells import Cell, Engine, engine_name, plan_engines
 from raysd.sweep.engine import Launch, Server, engine_spec
@@ -83,14 +82,14 @@ class Bench:
     """The Node of this machine. To be closed, also after an error."""
 
     def __init__(self, name: str, experiment: Experiment, prompts: PromptSet, inputs: Mapping[str, Path], launch: Launch, available_bytes: int, logs: Path,
-                 between: Callable[[], None] = lambda: None) -> None:
+                 between: Callable[[], None] = lambda: None, run: RunLoad = run_load) -> None:
         """prompts: the report split, and those of workloads. inputs: `train` and `quantize` hold the drafts, as their arms need them. available_bytes: of memory, for engines.
-        logs: the folder for their logs. between: as Engines has it."""
+        logs: the folder for their logs. between: as Engines has it. run: what puts a load on an engine."""
         section = experiment.sweep
         target = resolve_target(experiment.target, no_progress)
         tokenizer = load_tokenizer(target, experiment.target)
         specs = {engine: engine_spec(experiment, target, draft_folder(experiment, inputs, engine[0]), engine[1]) for engine in plan_engines(section)}
-        self.name, self.section, self._experiment = name, section, experiment
+        self.name, self.section, self._experiment, self._run = name, section, experiment, run
         self._workloads = {workload.name: ready_prompts(workload, experiment, prompts, tokenizer) for workload in section.workloads}
         self._questions = greedy_requests(prompts.split("report", section.report_prompts), tokenizer, section.answer_tokens, experiment.target.max_model_len, experiment.prompts.path)
         self._residency = decide_residency(section.residency, list(specs.values()), available_bytes)
@@ -121,9 +120,9 @@ class Bench:
             return unmeasured(cell, self.name, err)
         try:
             if warm_up_requests := self._as_requests(warm_up_prompts(self._workloads[cell.workload], cell.concurrency, self.section.seed)):
-                load, _ = run_counted(server, warm_up_requests, cell.concurrency)
+                load, _ = run_counted(server, warm_up_requests, cell.concurrency, self._run)
                 refuse_failures(load.results, server.log_path)
-            return measure_cell(cell, self._requests(cell), server, self.name, self.section, self._telemetry.rows)
+            return measure_cell(cell, self._requests(cell), server, self.name, self.section, self._telemetry.rows, self._run)
         except EngineError as err:
             self._engines.put_away(cell.engine)
             return unmeasured(cell, self.name, err)
@@ -135,7 +134,7 @@ class Bench:
                 return None
             server = self._engines.get(engine)
             try:
-                load, counted = run_counted(server, self._questions, min(ANSWER_CONCURRENCY, self.section.engine.max_num_seqs))
+                load, counted = run_counted(server, self._questions, min(ANSWER_CONCURRENCY, self.section.engine.max_num_seqs), self._run)
                 refuse_failures(load.results, server.log_path)
             except EngineError as err:
                 error = err
@@ -154,7 +153,7 @@ class Bench:
         if self.section.acceptance.rates is not None:
             return []  # what is accepted by the dice is not what the target says, and no answer is to be compared
         baseline = self._engines.get(("none", None))
-        gap = served_gap(baseline.base_url, baseline.model)
+        gap = served_gap(baseline.address, baseline.model)
         return [compare(of_none, of_arm, question.prompt, self.section.near_tie_nat, gap)
                 for of_none, of_arm, question in zip(none.answers, arm.answers, self._questions, strict=True)]
 
@@ -205,7 +204,7 @@ class Bench:
             for concurrency in self.section.concurrency_of(engine[0]):
                 questions = [self._questions[index % len(self._questions)] for index in range(concurrency)]
                 short = [Request(each.prompt_id, each.prompt, min(WARM_UP_TOKENS, each.max_tokens), 0.0, True) for each in questions]
-                results = run_load(parse_address(server.base_url), server.model, short, Load(concurrency=concurrency)).results
+                results = self._run(server.address, server.model, short, Load(concurrency=concurrency), Limits(), False).results
                 refuse_failures(results, server.log_path)
                 token_ms[concurrency] = round(statistics.median((each.ended_ns - each.dispatched_ns) / 1e6 / each.output_tokens for each in results), 3)
             return token_ms

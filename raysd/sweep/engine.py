@@ -11,6 +11,7 @@ from typing import Protocol
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.experiment import Experiment
 from raysd.experiment.sweep import EngineSettings
+from raysd.load.address import Address
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,7 @@ class EngineCounters:
 class Server(Protocol):
     """A vLLM server that was started."""
 
-    base_url: str
-    """`http://127.0.0.1:PORT`, without `/v1`."""
+    address: Address
     model: str
     """The model name to put into requests."""
     log_path: Path

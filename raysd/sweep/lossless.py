@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from raysd.errors import EngineError, MeasurementError
-from raysd.load.ask import ask_completion
+from raysd.load.address import Address
+from raysd.load.ask import ask_json
 
 Verdict = Literal["equal", "near_tie", "broken"]
 
@@ -88,18 +89,18 @@ def counts(comparisons: Sequence[Comparison]) -> dict[Verdict, int]:
     return {verdict: sum(comparison.verdict == verdict for comparison in comparisons) for verdict in ("equal", "near_tie", "broken")}
 
 
-def served_gap(base_url: str, model: str) -> TokenGap:
+def served_gap(address: Address, model: str) -> TokenGap:
     """The gap as a vLLM server with the target and no draft gives it. Raises EngineError if it does not answer with both log-probabilities."""
 
     def gap(token_ids: Sequence[int], a: int, b: int) -> float:
         # `logprob_token_ids` gives these two exactly, whatever their rank; the top 20 would leave an unlikely one out.
-        answer = ask_completion(base_url, {"model": model, "prompt": list(token_ids), "max_tokens": 1, "temperature": 0, "logprobs": 1,
+        answer = ask_json(address, "/v1/completions", {"model": model, "prompt": list(token_ids), "max_tokens": 1, "temperature": 0, "logprobs": 1,
                                            "logprob_token_ids": [a, b], "return_tokens_as_token_ids": True, "ignore_eos": True})
         try:
             of_token = answer["choices"][0]["logprobs"]["top_logprobs"][0]
             return abs(of_token[f"token_id:{a}"] - of_token[f"token_id:{b}"])
         except (KeyError, IndexError, TypeError) as err:
-            raise EngineError(what=f"the engine did not give the log-probabilities of tokens {a} and {b}: {str(answer)[:300]}", where=base_url,
+            raise EngineError(what=f"the engine did not give the log-probabilities of tokens {a} and {b}: {str(answer)[:300]}", where=address.url,
                               fix="use a vLLM whose /v1/completions knows `logprob_token_ids` (0.32 does)") from err
 
     return gap

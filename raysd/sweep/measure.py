@@ -11,12 +11,11 @@ from typing import Any
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.errors import EngineError
 from raysd.experiment.sweep import SweepSection
-from raysd.load.address import parse_address
 from raysd.load.arrivals import Load
 from raysd.load.health import answer_reasons, client_reasons
 from raysd.load.metrics import LoadMetrics, e2el_ms, summarise, tpot_ms, ttft_ms
 from raysd.load.requests import Request, Result
-from raysd.load.run import ClientHealth, LoadRun, run_load
+from raysd.load.run import ClientHealth, Limits, LoadRun, RunLoad, run_load
 from raysd.sweep import tables
 from raysd.sweep.cells import Cell
 from raysd.sweep.energy import energy_of
@@ -53,18 +52,18 @@ class Measured:
         return self.row["valid"]
 
 
-def measure_cell(cell: Cell, requests: Sequence[Request], server: Server, node: str, sweep: SweepSection, seen: Seen = nothing_seen) -> Measured:
+def measure_cell(cell: Cell, requests: Sequence[Request], server: Server, node: str, sweep: SweepSection, seen: Seen = nothing_seen, run: RunLoad = run_load) -> Measured:
     """Puts the load of a cell on its server. seen: what telemetry saw meanwhile. A request that fails makes the cell invalid, with its reason. Raises EngineError if the engine dies."""
-    run, counted = run_counted(server, requests, cell.concurrency)
-    metrics = summarise(run.results, cell.concurrency)
-    reasons = [*answer_reasons(run.results, requests, sweep.largest_repeating_frac), *client_reasons(metrics, run.health, cell.concurrency, sweep.largest_lag_ms, sweep.smallest_concurrency_frac),
+    load, counted = run_counted(server, requests, cell.concurrency, run)
+    metrics = summarise(load.results, cell.concurrency)
+    reasons = [*answer_reasons(load.results, requests, sweep.largest_repeating_frac), *client_reasons(metrics, load.health, cell.concurrency, sweep.largest_lag_ms, sweep.smallest_concurrency_frac),
                *engine_reasons(cell, counted)]
-    started_ns, ended_ns = min(result.dispatched_ns for result in run.results), max(result.ended_ns for result in run.results)
+    started_ns, ended_ns = min(result.dispatched_ns for result in load.results), max(result.ended_ns for result in load.results)
     window_s = [time.time() - (time.perf_counter_ns() - at_ns) / 1e9 for at_ns in (started_ns, ended_ns)]
     telemetry = seen(*window_s)
-    row = _cell_row(cell, node, metrics, run.health, counted, reasons) | {
+    row = _cell_row(cell, node, metrics, load.health, counted, reasons) | {
         "acceptance": "real" if cell.k is None else sweep.acceptance.words, "energy_j": energy_of(telemetry, *window_s, own_devices(os.environ))}
-    return Measured(row, [_key(cell, node) | _request_row(request, result, started_ns) for request, result in zip(requests, run.results, strict=True)],
+    return Measured(row, [_key(cell, node) | _request_row(request, result, started_ns) for request, result in zip(requests, load.results, strict=True)],
                     [_key(cell, node) | each for each in telemetry])
 
 
@@ -87,14 +86,14 @@ class Counted:
     """Whether it was started anew meanwhile: then the counts are of a part."""
 
 
-def run_counted(server: Server, requests: Sequence[Request], concurrency: int) -> tuple[LoadRun, Counted]:
-    """What came of some requests, and what the engine counted over them. Raises EngineError if the engine dies."""
+def run_counted(server: Server, requests: Sequence[Request], concurrency: int, run: RunLoad = run_load) -> tuple[LoadRun, Counted]:
+    """What came of some requests, and what the engine counted over them. run: what puts them on the server. Raises EngineError if the engine dies."""
     before = server.counters()
-    run = run_load(parse_address(server.base_url), server.model, requests, Load(concurrency=concurrency))
+    load = run(server.address, server.model, requests, Load(concurrency=concurrency), Limits(), False)
     server.check_alive()
     wait_until_idle(server)  # the counters of the last step are written with the count of running requests, a moment after its tokens are sent
     after = server.counters()
-    return run, Counted(after.acceptance - before.acceptance, after.prefix_hit_tokens - before.prefix_hit_tokens, after.preemptions - before.preemptions,
+    return load, Counted(after.acceptance - before.acceptance, after.prefix_hit_tokens - before.prefix_hit_tokens, after.preemptions - before.preemptions,
                         after.started_s != before.started_s)
 
 

@@ -2,6 +2,8 @@
 
 import json
 import platform
+import urllib.error
+import urllib.request
 from collections import Counter
 from pathlib import Path
 
@@ -121,3 +123,19 @@ def test_a_node_that_dies_takes_only_its_unfinished_cells_with_it(nodes, folder)
         groups.setdefault((cell["block"], cell["concurrency"]), set()).add(cell["node"])
     assert all(len(names) == 1 for names in groups.values())
     assert not mock_engines()
+
+
+@pytest.mark.slow
+def test_the_client_may_be_on_another_node_than_the_engines_which_then_ask_for_a_key(nodes, folder):
+    document = yaml.safe_load((folder / "sweep.yaml").read_text())
+    document["sweep"] |= {"nodes": 1, "client": "other_node", "blocks": 3}
+    (folder / "sweep.yaml").write_text(yaml.safe_dump(document))
+    with Job(nodes, "tests.backends.sweep_driver", folder) as job:
+        job.wait(lambda: "kept cells/" in job.log())
+        [port] = {process.info["cmdline"][process.info["cmdline"].index("tests.mock_engines") + 1] for process in mock_engines() if "0" in process.info["cmdline"]}
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", b"{}"), timeout=30)
+        loads = [process.ppid() for process in job.processes("ShardActor")], [process.ppid() for process in job.processes("NodeActor")]
+        result = job.result()
+    assert result.get("valid_cells") == result.get("cells") == 12, (result, job.log()[-4000:])
+    assert loads[0] and loads[1] and not set(loads[0]) & set(loads[1]), "below different raylets"

@@ -142,7 +142,7 @@ def ask(base_url: str, body: dict) -> dict:
 def test_a_server_answers_counts_and_leaves_nothing_behind(target, tmp_path):
     with pytest.raises(RuntimeError, match="the block fails"), start_server(spec(target), tmp_path / "logs" / "none.log") as server:
         body = {"model": server.model, "prompt": [5, 6, 7, 8], "max_tokens": 8, "temperature": 0, "return_token_ids": True}
-        first, second = (ask(server.base_url, body)["choices"][0]["token_ids"] for _ in range(2))
+        first, second = (ask(server.address.url, body)["choices"][0]["token_ids"] for _ in range(2))
         assert first == second and len(first) >= 1
         counters = server.counters()
         assert counters.acceptance == AcceptanceCounts(0, 0, 0, ()) and counters.running == counters.prefix_hit_tokens == counters.preemptions == 0

@@ -48,8 +48,8 @@ def main() -> None:
         texts = [" ".join(message["content"] for message in prompt.messages).replace("\n", " ") for prompt in load_prompts(experiment.prompts).split("report", PROMPTS)]
         (folder / "prompts.txt").write_text("\n".join(texts), encoding="utf-8")
         with start_server(engine_spec(experiment, target, None, None), folder / "vllm.log") as server:
-            measured("raysd", server.base_url, server.model, folder)  # warms the engine up
-            turns = [{side: measured(side, server.base_url, server.model, folder) for side in (("raysd", "vllm_bench") if number % 2 == 0 else ("vllm_bench", "raysd"))}
+            measured("raysd", server.address.url, server.model, folder)  # warms the engine up
+            turns = [{side: measured(side, server.address.url, server.model, folder) for side in (("raysd", "vllm_bench") if number % 2 == 0 else ("vllm_bench", "raysd"))}
                      for number in range(ROUNDS)]
     told = {}
     for name in NAMES:

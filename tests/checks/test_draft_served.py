@@ -260,7 +260,6 @@ def rewritten(folder: Path, source: Path, config: dict[str, Any], rename) -> Pat
 @pytest.mark.slow
 def test_vllm_serves_the_same_draft_whoever_wrote_it(tmp_path: Path):
     from raysd.experiment.sweep import EngineSettings
-    from raysd.load.address import parse_address
     from raysd.load.arrivals import Load
     from raysd.load.requests import Request
     from raysd.load.run import run_load
@@ -289,7 +288,7 @@ def test_vllm_serves_the_same_draft_whoever_wrote_it(tmp_path: Path):
     with start_servers([(spec, tmp_path / f"{name}.log") for name, spec in specs.items()]) as servers:
         for name, server in zip(specs, servers, strict=True):
             asked = [Request(f"q{start}", (start, start + 7), 40, 0.0, True) for start in (20, 60, 100, 140)]
-            results = run_load(parse_address(server.base_url), server.model, asked, Load(concurrency=1)).results
+            results = run_load(server.address, server.model, asked, Load(concurrency=1)).results
             answers[name], counted[name] = [result.token_ids for result in results], server.counters().acceptance
     assert counted["ours"] == counted["leaving"] == counted["speculators"] and answers["ours"] == answers["leaving"] == answers["speculators"]
     assert counted["ours"].per_position[0] > 0.5 * counted["ours"].drafts and counted["misread"].per_position[0] < 0.1 * counted["misread"].drafts

@@ -14,7 +14,7 @@ from raysd.errors import EngineError, StageError
 from raysd.experiment import Experiment
 from raysd.experiment.draft import DraftSection
 from raysd.experiment.sweep import SweepSection
-from raysd.load.ask import ask_completion
+from raysd.load.ask import ask_json
 from raysd.prompts.prompt_set import load_prompts
 from raysd.sweep import tables
 from raysd.sweep.bench import draft_folder
@@ -185,7 +185,7 @@ def test_the_gap_is_what_the_target_says(engines):
     prompt = [1, 40, 41, 42, 43]
     logprobs = torch.log_softmax(model(torch.tensor([prompt])).logits[0, -1].float(), -1)
     likely, unlikely = logprobs.argmax().item(), logprobs.argmin().item()
-    gap = served_gap(engines.none.base_url, engines.none.model)
+    gap = served_gap(engines.none.address, engines.none.model)
     assert gap(prompt, likely, likely) == 0
     assert gap(prompt, likely, unlikely) == pytest.approx((logprobs[likely] - logprobs[unlikely]).item(), abs=0.5)
     assert gap(prompt, likely, unlikely) > 2
@@ -194,7 +194,7 @@ def test_the_gap_is_what_the_target_says(engines):
 def sampled(server, answers: int, temperature: float) -> list[list[int]]:
     """As many answers of three tokens to one prompt."""
     body = {"model": server.model, "prompt": [5, 6, 7, 8], "max_tokens": 3, "temperature": temperature, "n": answers, "ignore_eos": True, "return_token_ids": True}
-    return [choice["token_ids"] for choice in ask_completion(server.base_url, body)["choices"]]
+    return [choice["token_ids"] for choice in ask_json(server.address, "/v1/completions", body)["choices"]]
 
 
 def test_a_draft_does_not_change_the_distribution_of_sampled_answers(engines):
