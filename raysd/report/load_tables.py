@@ -8,7 +8,7 @@ from raysd.report import formats
 from raysd.report.document import Column, Table, Value
 from raysd.report.published_rates import PublishedRates
 from raysd.report.results import Row
-from raysd.report.summaries import QUANTILES, Cost, OperatingPoint, Spread, mean_rates
+from raysd.report.summaries import QUANTILES, Cost, OperatingPoint, Spread, mean_rates, shares_by_position
 from raysd.report.tables import VERDICT_TONES
 from raysd.sweep.nodes import NodeEffect
 from raysd.sweep.position_rates import AcceptanceLength
@@ -122,11 +122,12 @@ def _signed(share: float | None) -> str:
     return formats.ABSENT if share is None else f"{100 * share:+.1f} %"
 
 
-def length_by_load_table(by_concurrency: Mapping[tuple, AcceptanceLength], workload: str) -> Table:
-    """Acceptance length of the measured cells."""
-    rows = [[str(concurrency), formats.arm_name(arm), formats.count(k), formats.decimal(length.length, 3), _length_interval(length), formats.count(length.drafts), formats.count(length.accepted)]
+def length_by_load_table(points: Mapping[tuple, Sequence[Row]], by_concurrency: Mapping[tuple, AcceptanceLength], workload: str) -> Table:
+    """Acceptance length of the measured cells, and what was accepted at each position."""
+    rows = [[str(concurrency), formats.arm_name(arm), formats.count(k), formats.decimal(length.length, 3), _length_interval(length), formats.count(length.drafts), formats.count(length.accepted),
+             " / ".join(f"{100 * share:.0f}" for share in shares_by_position(points[arm, k, concurrency]))]
             for (arm, k, concurrency), length in by_concurrency.items()]
-    columns = [Column("Concurrency", "requests"), *_LENGTH_COLUMNS]
+    columns = [Column("Concurrency", "requests"), *_LENGTH_COLUMNS, Column("By position", "% of all drafts, first to k-th")]
     return Table(f"Acceptance length under load, workload {workload}", columns, rows, "Of valid cells, from the engine's counters. Intervals are over blocks.")
 
 

@@ -252,9 +252,10 @@ def _acceptance(inputs: Inputs) -> Section:
         ),
     ]
     for workload in inputs.workloads:
-        by_concurrency = summaries.acceptance_by_concurrency(summaries.points_of(inputs.cells, workload, inputs.arms))
+        points = summaries.points_of(inputs.cells, workload, inputs.arms)
+        by_concurrency = summaries.acceptance_by_concurrency(points)
         if by_concurrency:
-            blocks.append(load_tables.length_by_load_table(by_concurrency, workload))
+            blocks.append(load_tables.length_by_load_table(points, by_concurrency, workload))
         by_category = summaries.acceptance_by_category(inputs.requests, workload)
         if by_category:
             blocks.append(load_tables.length_by_category_table(by_category, workload))

