@@ -9,6 +9,7 @@ from typing import Any
 from raysd.report import formats
 from raysd.sweep.nodes import NodeEffect
 from raysd.sweep.power import blocks_to_find
+from raysd.sweep.published import looks_wrong
 from raysd.sweep.statistics import ALPHA, MIN_PAIRS, Speedup, family_size, verdict
 
 FP8_TOLERANCE_FRAC = 0.03
@@ -227,6 +228,18 @@ def fp8_acceptance(acceptance: Mapping[str, Any]) -> str | None:
     expected = f"expected within {100 * FP8_TOLERANCE_FRAC:.0f} %"
     met = "as expected" if is_within_tolerance(share) else "outside what was expected"
     return f"The FP8 draft's acceptance length is {share:.3f} of the BF16 draft's ({100 * (share - 1):+.1f} %; {expected}): {met}."
+
+
+def against_published(acceptance: Mapping[str, Any], published: Mapping[str, Mapping[str, float]]) -> tuple[str, bool] | None:
+    """Measured acceptance lengths beside published ones, by arm, and whether none looks wrong; None if nothing was published for the target and k."""
+    if not any(published.values()):
+        return None
+    lengths = {name: length for each in published.values() for name, length in each.items()}
+    told = formats.listing([f"{length:.2f} ({name})" for name, length in lengths.items()])
+    wrong = [f"{formats.arm_name(arm)}: {reason}" for arm, counts in acceptance.items() if (reason := looks_wrong(counts["acceptance_length"], dict(published[arm])))]
+    if wrong:
+        return f"Published for this target and k: {told}, on other prompts. To be looked into: {' '.join(wrong)}", False
+    return f"Published for this target and k: {told}, on other prompts; what was measured here is not far from it.", True
 
 
 def lossless(counts: Mapping[str, Mapping[str, int]], largest_gap_nat: float | None, near_tie_nat: float) -> tuple[str, bool]:

@@ -65,7 +65,7 @@ def _draw(run: StageRun, inputs: Inputs, compared: list[Speedup]) -> None:
     draw_pareto(summaries.operating_points(points, inputs.devices), inputs.per_device, f"{measured_at} · medians of {blocks} blocks", run.out / sections.PARETO_PNG)
     draw_latency(sections.latency_spreads(inputs, workload), measured_at, run.out / sections.LATENCY_PNG)
     draw_acceptance_under_load(summaries.acceptance_by_concurrency(points), summaries.acceptance_by_category(inputs.requests, workload),
-                               published_acceptance(run.experiment.target.model, sweep.k[0]),
+                               published_acceptance(run.experiment.target.model, sweep.k[0]) if sweep.acceptance.words == "real" else {},
                                f"{measured_at}, 95 % intervals", run.out / sections.LOAD_ACCEPTANCE_PNG)
     draw_training(inputs.curve, inputs.evaluations, inputs.candidates, subtitle.rsplit(",", 1)[0], run.out / sections.TRAINING_PNG)
 

@@ -10,6 +10,7 @@ from raysd.report.document import Block, Bullets, Document, Heading, Paragraph, 
 from raysd.report.inputs import Inputs
 from raysd.report.published_rates import published_rates
 from raysd.sweep.nodes import node_effects
+from raysd.sweep.published import published_acceptance
 from raysd.sweep.sequential import pilot_pairs
 from raysd.sweep.statistics import Speedup, family_size, ratios_of_arms
 
@@ -233,6 +234,10 @@ def _acceptance(inputs: Inputs) -> Section:
     compared = findings.fp8_acceptance(acceptance)
     if compared:
         blocks.append(Paragraph(compared))
+    against = findings.against_published(acceptance, {arm: published_acceptance(inputs.experiment.target.model, counts["k"]) for arm, counts in acceptance.items()})
+    if against and inputs.experiment.sweep.acceptance.words == "real":
+        sentence, fine = against
+        blocks.append(Paragraph(sentence, "plain" if fine else "bad"))
     shares = "; ".join(
         f"{formats.arm_name(arm)}: " + ", ".join(formats.percent(accepted / counts["drafts"]) for accepted in counts["per_position"])
         for arm, counts in acceptance.items()

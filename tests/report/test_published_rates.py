@@ -4,6 +4,7 @@ import pytest
 
 from raysd.report.published_rates import published_rates
 from raysd.report.report import report
+from tests.report.conftest import counts
 
 
 @pytest.mark.parametrize("model", ["amd/Kimi-K2.5-MXFP4", "MiniMaxAI/MiniMax-M2.5", "/models/kimi-k2.5/"])
@@ -25,3 +26,20 @@ def test_the_report_of_a_listed_target_has_amds_table(demo):
     report(run)
     markdown = (run.out / "report.md").read_text(encoding="utf-8")
     assert "| 64 | 533.3 | 901.6 | 1.69× | 936.6 | 1.76× |" in markdown and "not a matched one" in markdown
+
+
+@pytest.mark.parametrize(("accepted", "words", "tone"), [([8200, 6400, 5000], "not far from it", 'class="plain"'), ([4800, 2200, 1000], "To be looked into: BF16 draft: 1.80 is below 75%", 'class="bad"')])
+def test_measured_acceptance_is_held_against_what_was_published(demo, accepted, words, tone):
+    demo.hardware, demo.target, demo.ratios = "mi355x", "amd/Kimi-K2.5-MXFP4", {"bf16": {1: 1.5, 2: 1.4, 4: 1.3, 8: 1.2}}
+    demo.acceptance = {"bf16": counts(10_000, 3, accepted)}
+    run = demo.run()
+    report(run)
+    (line,) = [line for line in (run.out / "report.html").read_text(encoding="utf-8").splitlines() if "Published for this target" in line]
+    assert words in line and tone in line and "2.88 (InferenceX, thinking on)" in line
+
+
+def test_synthetic_acceptance_is_held_against_nothing(demo):
+    demo.hardware, demo.target, demo.synthetic = "mi355x", "amd/Kimi-K2.5-MXFP4", [0.8, 0.6, 0.4]
+    run = demo.run()
+    report(run)
+    assert "Published for this target" not in (run.out / "report.md").read_text(encoding="utf-8")
