@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from raysd.backends.ray_driver import connected, last_line
-from raysd.errors import NodeLostError, RaysdError, TryAgainError
+from raysd.backends.ray_driver import connected, received
+from raysd.errors import NodeLostError
 from raysd.load.address import Address
 from raysd.load.arrivals import Load
 from raysd.load.requests import Request
@@ -34,14 +34,7 @@ class ShardActor:
 
 def run_far(actor: Any, address: Address, model: str, requests: Sequence[Request], load: Load, limits: Limits, plain: bool) -> LoadRun:
     """As run_load, by the process of a ShardActor's handle. Raises NodeLostError if it has ended."""
-    import ray
-
-    try:
-        return ray.get(actor.run.remote(address, model, requests, load, limits, plain, 0.0)).run
-    except ray.exceptions.RayTaskError as err:
-        raise err.cause if isinstance(err.cause, RaysdError) else err from err
-    except ray.exceptions.RayError as err:
-        raise NodeLostError(what=f"the process of the load was lost: {last_line(err)}", where="sweep.client: other_node", fix="run again to go on with what is left") from err
+    return received(actor.run.remote(address, model, requests, load, limits, plain, 0.0), "the load", "sweep.client: other_node", NodeLostError).run
 
 
 def run_shards(count: int, address: Address, model: str, requests: Sequence[Request], load: Load, limits: Limits, plain: bool) -> LoadRun:
@@ -50,17 +43,13 @@ def run_shards(count: int, address: Address, model: str, requests: Sequence[Requ
 
     shards = cut(load, requests, count)
     with connected("the load", "--shards"):
-        try:
-            actors = [ray.remote(ShardActor).options(num_cpus=0, scheduling_strategy="SPREAD").remote() for _ in shards]
-            ray.get([actor.ready.remote() for actor in actors])
-            begin_s = time.time() + START_S
-            runs = ray.get([actor.run.remote(address, model, [requests[place] for place in shard.places], shard.load, limits, plain,
-                                             begin_s + start_delay_s(load, number, count))
-                            for number, (actor, shard) in enumerate(zip(actors, shards, strict=True))])
-        except ray.exceptions.RayTaskError as err:
-            raise err.cause if isinstance(err.cause, RaysdError) else err from err
-        except ray.exceptions.RayError as err:
-            raise TryAgainError(what=f"a process of the load ended: {last_line(err)}", where="--shards", fix="run again") from err
+        actors = [ray.remote(ShardActor).options(num_cpus=0, scheduling_strategy="SPREAD").remote() for _ in shards]
+        for actor in actors:
+            received(actor.ready.remote(), "the load", "--shards")
+        begin_s = time.time() + START_S
+        running = [actor.run.remote(address, model, [requests[place] for place in shard.places], shard.load, limits, plain, begin_s + start_delay_s(load, number, count))
+                   for number, (actor, shard) in enumerate(zip(actors, shards, strict=True))]
+        runs = [received(reference, "the load", "--shards") for reference in running]
     return merge(shards, runs, len(requests))
 
 

@@ -6,9 +6,10 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 from raysd.backends.local_ray import LOOPBACK
-from raysd.errors import TryAgainError
+from raysd.errors import RaysdError, StageError, TryAgainError
 
 CHUNK_BYTES = 16 * 2**20
 """Of a piece of a checkpoint on its way through Ray."""
@@ -51,3 +52,20 @@ def last_line(said: BaseException | str | None) -> str:
     if lines:
         return lines[-1].strip()
     return type(said).__name__ if isinstance(said, BaseException) else ""
+
+
+def received(reference: Any, doing: str, where: str, lost: type[TryAgainError] = TryAgainError, timeout_s: float | None = None) -> Any:
+    """What a call of an actor gave, or raised. doing: what the actor is there for, such as `the capture`; where: the field that asks for it.
+
+    Raises StageError for an error of the actor's that is not raysd's own; `lost` if the actor has ended, or says nothing for timeout_s.
+    """
+    import ray
+
+    try:
+        return ray.get(reference, timeout=timeout_s)
+    except ray.exceptions.RayTaskError as err:
+        raise err.cause if isinstance(err.cause, RaysdError) else StageError(what=f"the process of {doing} failed: {err.cause!r}", where=where,
+                                                                             fix="its lines are in the job's log") from err
+    except ray.exceptions.RayError as err:
+        raise lost(what=f"the process of {doing} was lost: {last_line(err)}", where=where,
+                   fix="run again to go on with what is left; if it happens again, look at the memory of its node") from err

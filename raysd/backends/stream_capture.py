@@ -25,7 +25,7 @@ import torch
 
 from raysd.artifacts.stage import no_progress
 from raysd.backends.memory_folder import MEMORY, memory_folder
-from raysd.backends.ray_driver import CHUNK_BYTES, connected, last_line
+from raysd.backends.ray_driver import CHUNK_BYTES, connected, received
 from raysd.backends.vllm_capture import capture_engine
 from raysd.draft.streaming import Arrival
 from raysd.errors import ExperimentError, RaysdError, StageError, TryAgainError
@@ -215,14 +215,4 @@ def plasma_folder() -> str:
 
 
 def _received(reference: Any, timeout_s: float | None = None) -> Any:
-    """What the actor's call gave or raised. Raises TryAgainError if the actor has ended."""
-    import ray
-
-    try:
-        return ray.get(reference, timeout=timeout_s)
-    except ray.exceptions.RayTaskError as err:
-        raise err.cause if isinstance(err.cause, RaysdError) else StageError(what=f"the capture actor failed: {err.cause!r}", where="capture.mode: stream",
-                                                                             fix="its lines are in the job's log") from err
-    except ray.exceptions.RayError as err:
-        raise TryAgainError(what=f"the capture actor ended: {last_line(err)}", where="capture.mode: stream",
-                            fix="run again to go on from the last checkpoint; if it happens again, look at the memory of its node") from err
+    return received(reference, "the capture", "capture.mode: stream", timeout_s=timeout_s)

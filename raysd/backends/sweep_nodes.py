@@ -23,11 +23,11 @@ import psutil
 
 from raysd.artifacts.stage import StageRun, Stored, no_progress
 from raysd.backends.load_shards import ShardActor, run_far
-from raysd.backends.ray_driver import connected, last_line
+from raysd.backends.ray_driver import connected, received
 from raysd.backends.stores import open_store
 from raysd.backends.vllm_server import launch
 from raysd.checks.draft_served import with_served_draft
-from raysd.errors import ExperimentError, NodeLostError, RaysdError, StageError, TryAgainError
+from raysd.errors import ExperimentError, NodeLostError, RaysdError, TryAgainError
 from raysd.experiment import Experiment
 from raysd.experiment.hardware import StageResources
 from raysd.hardware.catalogue import CPU
@@ -225,15 +225,6 @@ class FarNode:
         return _received(self.actor.call.remote(method, *arguments), self.name)
 
 
-def _received(reference: Any, node: str, timeout_s: float | None = None) -> Any:
-    """What a call gave or raised. Raises NodeLostError if the actor has ended."""
-    import ray
 
-    try:
-        return ray.get(reference, timeout=timeout_s)
-    except ray.exceptions.RayTaskError as err:
-        raise err.cause if isinstance(err.cause, RaysdError) else StageError(what=f"the sweep failed on the node {node}: {err.cause!r}", where="sweep.nodes",
-                                                                             fix="its lines are in the job's log") from err
-    except ray.exceptions.RayError as err:
-        raise NodeLostError(what=f"the node {node} was lost: {last_line(err)}", where="sweep.nodes",
-                            fix="run again to go on with what is left; if it happens again, look at the memory of the node") from err
+def _received(reference: Any, node: str, timeout_s: float | None = None) -> Any:
+    return received(reference, f"the sweep on the node {node}", "sweep.nodes", NodeLostError, timeout_s)

@@ -124,7 +124,7 @@ def test_an_actor_that_is_killed_is_told_of_and_leaves_neither_processes_nor_mem
 
     before = in_memory()
     experiment = experiment.model_copy(update={"capture": experiment.capture.model_copy(update={"engines": 1})})
-    with pytest.raises(TryAgainError, match="the capture actor ended"), stream_engine(experiment, [1, 2, 3, 4], MOST) as stream:
+    with pytest.raises(TryAgainError, match="the process of the capture was lost"), stream_engine(experiment, [1, 2, 3, 4], MOST) as stream:
         answers = stream.answers(GROUPS)
         next(answers)
         started = [(process, process.ppid()) for process in engines()]
