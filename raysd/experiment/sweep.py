@@ -163,7 +163,7 @@ class SweepSection(Section):
     where they fit into the node's memory, on GPUs if their gpu_memory_frac do beside each other."""
     nodes: Placement[int] = Field(1, ge=1)
     """Nodes that blocks are spread over, all alike; each reserves what hardware.resources.sweep says. All arms of a block run on one node."""
-    client: Literal["same_node", "other_node"] = "same_node"
+    client: Placement[Literal["same_node", "other_node"]] = "same_node"
     """Where the load generator runs: on the node of the engines, or on another one of the cluster for each of them, where it takes none of their cores and the
     network is in its numbers."""
     acceptance: Acceptance = Acceptance()
