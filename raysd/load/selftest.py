@@ -19,6 +19,8 @@ from raysd.load.requests import Request, Result
 from raysd.load.run import LoadRun, run_load
 
 CONCURRENCY, REQUESTS_PER_SLOT, OSL = 64, 4, 256
+RAMP_S = 0.5
+"""So that streams are not all written to in the same moment: what waits in a socket behind 63 others is not late because of the client's clock."""
 LARGEST_ERROR_FRAC, LARGEST_ERROR_MS = 0.01, 0.2
 """Of what is recovered: as a share, or in ms, whichever is more."""
 LARGEST_LAG_MS = 20.0
@@ -33,7 +35,7 @@ def selftest(concurrency: int = CONCURRENCY) -> dict[str, Any]:
     with mock_server() as address:
         run_load(address, MODEL, _requests(concurrency, 16), Load(concurrency=concurrency))
         before = len(ask_json(address, "/truth"))
-        run = run_load(address, MODEL, _requests(concurrency * REQUESTS_PER_SLOT, OSL), Load(concurrency=concurrency))
+        run = run_load(address, MODEL, _requests(concurrency * REQUESTS_PER_SLOT, OSL), Load(concurrency=concurrency, ramp_s=RAMP_S))
         truth = ask_json(address, "/truth")[before:]
     return judge(run, truth, concurrency)
 
