@@ -17,7 +17,7 @@ from typing import Any
 
 from raysd.errors import ArtifactError, MeasurementError
 from raysd.hardware.catalogue import CPU
-from raysd.report.results import CELL_COLUMNS, REQUEST_COLUMNS, Row, cell_key, table_path, table_rows
+from raysd.report.results import CELL_COLUMNS, REQUEST_COLUMNS, Row, cell_key, table_rows
 from raysd.report.sides import Side
 from raysd.report.summaries import grouped
 
@@ -29,8 +29,8 @@ ALL_TOGETHER = "agg_bmk.json"
 def write_inferencex(side: Side, folder: Path) -> list[Path]:
     """Writes `NAME.json` and `agg_NAME.json` for every valid cell, and agg_bmk.json; returns their paths. Raises MeasurementError if no cell is valid,
     ArtifactError if the folder cannot be written."""
-    cells = table_rows(table_path(side.folder, "cells"), CELL_COLUMNS, ("measured_s",))
-    requests = grouped(table_rows(table_path(side.folder, "requests"), REQUEST_COLUMNS, ("chunk_ms",)), cell_key)
+    cells = table_rows(side.folder / "cells", CELL_COLUMNS, ("measured_s",))
+    requests = grouped(table_rows(side.folder / "requests", REQUEST_COLUMNS, ("chunk_ms",)), cell_key)
     valid = [cell for cell in cells if cell["valid"]]
     if not valid:
         raise MeasurementError(what="the sweep has no valid cell, so there is nothing to write for InferenceX", where=side.name, fix="look at the reasons in the report")

@@ -36,14 +36,14 @@ class Results:
 
 def read_results(folder: Path) -> Results:
     """The data set in a folder, as the sweep writes it. Raises ArtifactError for an absent table or column, and for a sweep without a cell."""
-    cells = table_rows(table_path(folder, "cells"), CELL_COLUMNS, CELL_COLUMNS_IF_THERE)
+    cells = table_rows(folder / "cells", CELL_COLUMNS, CELL_COLUMNS_IF_THERE)
     if not cells:
         raise ArtifactError(what="the sweep holds no cell", where=folder / "cells", fix="delete the sweep's artifact to run it again")
     for cell in cells:
         reasons = cell["invalid_reasons"] or []
         cell["invalid_reasons"] = [reasons] if isinstance(reasons, str) else list(reasons)
     valid = {cell_key(cell) for cell in cells if cell["valid"]}
-    requests = table_rows(table_path(folder, "requests"), REQUEST_COLUMNS, REQUEST_COLUMNS_IF_THERE)
+    requests = table_rows(folder / "requests", REQUEST_COLUMNS, REQUEST_COLUMNS_IF_THERE)
     for request in requests:
         request["accepted"] = None if request["per_position"] is None else sum(request["per_position"])
     return Results(cells, [request for request in requests if cell_key(request) in valid])
@@ -67,9 +67,3 @@ def table_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ())
         raise ArtifactError(what=f"a table of the artifact is not Parquet: {err}", where=path, fix=fix) from err
     except KeyError as err:
         raise ArtifactError(what=f"the table lacks the columns {', '.join(err.args)}", where=path, fix=fix) from err
-
-
-def table_path(folder: Path, name: str) -> Path:
-    """A table may be one file, or a folder of partitions."""
-    file = folder / f"{name}.parquet"
-    return file if file.is_file() else folder / name

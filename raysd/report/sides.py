@@ -58,14 +58,14 @@ class Side:
 
 
 def read_side(name: str, folder: Path) -> Side:
-    """A sweep in a folder: the artifact's, the one with its files, or any that holds `cells` and `requests` in Parquet.
+    """A sweep in a folder: the artifact's, the one with its files, or any that holds its folders `cells` and `requests`.
 
     Raises ExperimentError for a folder that holds none of it or another stage's artifact, ArtifactError for a record or tables that cannot be read.
     """
     record, files = _record_of(folder)
     if record is not None and record.stage != "sweep":
         raise ExperimentError(what=f"this is an artifact of the stage {record.stage}, and no sweep", where=name, fix="name the sweep's artifact, or the experiment file")
-    if not any((files / each).exists() for each in ("cells", "cells.parquet")):
+    if not (files / "cells").is_dir():
         raise ExperimentError(what="there is no sweep in this folder: it holds neither record.json nor cells in Parquet", where=name,
                               fix="name an experiment file, the folder of a sweep's artifact, or a folder with its cells and requests")
     results = read_results(files)
