@@ -102,7 +102,7 @@ def _add_bench(verbs: argparse._SubParsersAction) -> None:
     made.add_argument("--isl", type=positive, help="words of a random prompt; default: 256")
     made.add_argument("--osl", type=positive, default=128, help="longest answer in tokens; default: %(default)s")
     made.add_argument("--endpoint", choices=("chat", "completions"), default="chat", help="of the API; default: %(default)s")
-    made.add_argument("--requests", type=positive, help="default: ten for each in flight, a hundred at a rate")
+    made.add_argument("--requests", type=positive, help="default: ten for each in flight, a hundred at a rate; of --prompts each once at most")
     made.add_argument("--concurrency", type=positive, help="requests in flight at any moment; default: 8, unless there is a --rate")
     made.add_argument("--rate", type=float, help="requests a second, whether or not earlier ones have been answered")
     made.add_argument("--poisson", action="store_true", help="at a rate: independent arrivals instead of even ones")
@@ -110,7 +110,7 @@ def _add_bench(verbs: argparse._SubParsersAction) -> None:
     made.add_argument("--shards", type=positive, default=1, help="processes that share the load (Ray actors); default: %(default)s")
     made.add_argument("--temperature", type=float, default=0.0, help="default: %(default)s")
     made.add_argument("--ignore-eos", action="store_true", help="every answer runs to --osl; for servers that know it (vLLM, SGLang)")
-    made.add_argument("--seed", type=int, default=0, help="of random prompts, arrivals and sampling; default: %(default)s")
+    made.add_argument("--seed", type=int, help="of random prompts, Poisson arrivals and sampling; default: 0")
     made.add_argument("--plain", action="store_true", help="send only what every OpenAI-compatible server knows; chunks then do not tell how many tokens they carry")
     made.add_argument("--timeout", type=float, default=900.0, metavar="S", help="the longest that one request may take; default: %(default)g")
     made.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the API key")
@@ -435,6 +435,8 @@ def _bench(args: argparse.Namespace) -> int:
         raise ExperimentError(what="no server is named", where="URL", fix="name one, or use --selftest")
     if args.prompts is not None and args.isl is not None:
         raise ExperimentError(what="it has no effect on prompts of one's own, which are as long as they are", where="--isl", fix="remove it, or --prompts")
+    if args.seed is not None and args.prompts is not None and not args.poisson and args.temperature == 0:
+        raise ExperimentError(what="it has no effect where nothing is random: prompts, arrivals and sampling are given", where="--seed", fix="remove it")
     if not 0 < args.timeout < float("inf"):
         raise ExperimentError(what=f"a limit of {args.timeout} s", where="--timeout", fix="use more than 0")
     if not 0 <= args.temperature < float("inf"):
@@ -445,13 +447,13 @@ def _bench(args: argparse.Namespace) -> int:
         if not api_key:
             raise ExperimentError(what=f"the environment has no variable {args.api_key_env}, or it is empty", where="--api-key-env", fix="export it before")
     concurrency = 8 if args.concurrency is None and args.rate is None else args.concurrency
-    load = Load(concurrency, args.rate, "poisson" if args.poisson else "constant", args.ramp, args.seed)
+    load = Load(concurrency, args.rate, "poisson" if args.poisson else "constant", args.ramp, args.seed or 0)
     prompts = []
     if args.prompts is not None:
         from raysd.prompts.source import read_source
 
         prompts = [row.messages for row in read_source(Path(args.prompts), "--prompts")]
-    asked = Asked(args.model, prompts, args.isl or Asked.isl, args.osl, args.endpoint, args.requests, args.temperature, args.ignore_eos, args.seed, args.plain)
+    asked = Asked(args.model, prompts, args.isl or Asked.isl, args.osl, args.endpoint, args.requests, args.temperature, args.ignore_eos, args.seed or 0, args.plain)
     run = run_load
     if args.shards > 1:
         from functools import partial
@@ -469,8 +471,11 @@ def _bench(args: argparse.Namespace) -> int:
 def _selftest(args: argparse.Namespace) -> int:
     from raysd.load.selftest import CONCURRENCY, selftest, selftest_lines
 
-    if args.url is not None:
-        raise ExperimentError(what="it has no effect beside --selftest, which starts a server of its own", where=f"URL: {args.url}", fix="remove one of the two")
+    unasked = vars(_parser().parse_args(["bench"]))
+    for name, value in vars(args).items():
+        if name not in ("selftest", "concurrency", "json", "debug", "command") and value != unasked[name]:
+            raise ExperimentError(what="it has no effect beside --selftest, which starts a server of its own", fix="remove one of the two",
+                                  where=f"URL: {value}" if name == "url" else f"--{name.replace('_', '-')}")
     told = selftest(args.concurrency or CONCURRENCY)
     print(json.dumps(told, indent=1) if args.json else "\n".join(selftest_lines(told)), flush=True)
     return 0 if told["valid"] else 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from raysd.errors import ExperimentError
@@ -18,13 +18,17 @@ class Address:
     tls: bool = False
     prefix: str = ""
     """Of its paths, without `/v1`; empty or beginning with a slash."""
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+
+    @property
+    def authority(self) -> str:
+        """Host and port, as URLs have them."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
         """Without `/v1`."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.prefix}"
+        return f"{'https' if self.tls else 'http'}://{self.authority}{self.prefix}"
 
     def headers(self) -> dict[str, str]:
         """What goes with every request."""

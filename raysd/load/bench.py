@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ class Asked:
     osl: int = 128
     endpoint: Literal["chat", "completions"] = "chat"
     requests: int | None = None
-    """None: ten for each in flight, or as many prompts as there are, or a hundred at a rate."""
+    """None: ten for each in flight, or a hundred at a rate; of one's own prompts each once at most."""
     temperature: float = 0.0
     ignore_eos: bool = False
     seed: int = 0
@@ -51,11 +52,15 @@ class Asked:
 def bench(address: Address, asked: Asked, load: Load, limits: Limits, run: RunLoad = run_load) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The document of a load, JSON-ready, and a row of each request. run: what puts it on the server.
 
-    The document: what was asked for, the metrics (None where there is nothing to compute one from), the client's health, `valid` and the reasons if it is not.
-    Raises ExperimentError for what cannot be asked: a server that is not OpenAI-compatible, a model that it does not have, more in flight than requests.
+    The document: what was asked for, the metrics (None where there is nothing to compute one from), the acceptance of drafts where the server tells it of each
+    request, the client's health, `valid` and the reasons if it is not. Raises ExperimentError for what cannot be asked: a server that is not OpenAI-compatible, a model
+    that it does not have, more in flight than requests or prompts.
     """
     model = served_model(address, asked.model)
     requests = make_requests(asked, load)
+    if load.concurrency is not None and asked.prompts and load.concurrency > len(asked.prompts):
+        raise ExperimentError(what=f"{load.concurrency} requests are to be in flight, and there are {len(asked.prompts)} prompts", where="--concurrency",
+                              fix=f"use at most {len(asked.prompts)}, or more prompts")
     if load.concurrency is not None and load.concurrency > len(requests):
         raise ExperimentError(what=f"{load.concurrency} requests are to be in flight, and there are {len(requests)}", where="--concurrency",
                               fix=f"use at most {len(requests)}, or more --requests")
@@ -64,7 +69,7 @@ def bench(address: Address, asked: Asked, load: Load, limits: Limits, run: RunLo
     reasons = [*answer_reasons(made.results, requests, 0.5), *client_reasons(metrics, made.health, load.concurrency, asked.largest_lag_ms)]
     good = [result for result in made.results if result.error is None]
     told = {"url": address.url, "model": model, "endpoint": requests[0].path, **asdict(load), "osl": asked.osl, "isl": sum(result.prompt_tokens for result in good) / len(good) if good else None,
-            **asdict(metrics), "client": asdict(made.health) | {"cpu_us_per_chunk": made.health.cpu_us_per_chunk}, "valid": not reasons, "invalid_reasons": reasons}
+            **asdict(metrics), **told_acceptance(good), "client": asdict(made.health) | {"cpu_us_per_chunk": made.health.cpu_us_per_chunk}, "valid": not reasons, "invalid_reasons": reasons}
     begun_ns = min(result.dispatched_ns for result in made.results)
     return told, [request_row(result, begun_ns) for result in made.results]
 
@@ -72,6 +77,8 @@ def bench(address: Address, asked: Asked, load: Load, limits: Limits, run: RunLo
 def make_requests(asked: Asked, load: Load) -> list[Request]:
     """The requests: prompts in turn, from the first again when they run out, or random words, each its own. Raises ExperimentError for none, and messages that `/v1/completions` does not take."""
     default = REQUESTS_PER_SLOT * load.concurrency if load.concurrency is not None else 100
+    if asked.prompts:
+        default = min(default, len(asked.prompts))
     count = asked.requests if asked.requests is not None else default
     if count < 1:
         raise ExperimentError(what=f"{count} requests", where="--requests", fix="use at least 1")
@@ -88,6 +95,15 @@ def make_requests(asked: Asked, load: Load) -> list[Request]:
         requests.append(Request(f"q{number}", messages if asked.endpoint == "chat" else messages[0]["content"], asked.osl, asked.temperature, asked.ignore_eos,
                                 asked.seed + number if asked.temperature > 0 else None))
     return requests
+
+
+def told_acceptance(results: Sequence[Result]) -> dict[str, Any]:
+    """drafts, accepted, per_position and acceptance_length over some requests; all None if the server does not tell them of each (vLLM's `--per-request-spec-decode-metrics`)."""
+    if not results or any(result.drafts is None for result in results):
+        return dict.fromkeys(("drafts", "accepted", "per_position", "acceptance_length"))
+    drafts = sum(result.drafts for result in results)
+    per_position = [sum(counts) for counts in itertools.zip_longest(*(result.per_position for result in results), fillvalue=0)]
+    return {"drafts": drafts, "accepted": sum(per_position), "per_position": per_position, "acceptance_length": 1 + sum(per_position) / drafts if drafts else None}
 
 
 def request_row(result: Result, begun_ns: int) -> dict[str, Any]:
@@ -125,6 +141,8 @@ def bench_lines(told: dict[str, Any]) -> list[str]:
     for name, title in (("ttft_ms", "TTFT, ms"), ("tpot_ms", "TPOT, ms"), ("e2el_ms", "E2EL, ms")):
         lines.append(f"{title:<21}" + " ".join(f"{figure(f'{name}_p{rank}'):<10}" for rank in (50, 90, 99)).rstrip())
     lines.append(f"{'step, ms':<21}{figure('step_ms_p50'):<10} {'':<10} {figure('step_ms_p99')}")
+    if told["acceptance_length"] is not None:
+        lines.append(f"acceptance length    {figure('acceptance_length', 3)}   of {told['drafts']:,} drafts")
     cost = "-" if client["cpu_us_per_chunk"] is None else f"{client['cpu_us_per_chunk']:.0f} us of CPU a chunk"
     lines += ["", f"client: {cost}, event loop at most {client['loop_lag_ms_p99']:.1f} ms late and requests sent {client['dispatch_delay_ms_p99']:.1f} ms late (99th percentiles)"]
     return lines + ["valid" if told["valid"] else "NOT VALID: " + "; ".join(told["invalid_reasons"])]

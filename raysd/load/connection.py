@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from dataclasses import dataclass, field
 
@@ -21,6 +22,10 @@ class Response:
     ended_ns: int = 0
 
 
+class UnheardError(ConnectionError):
+    """The connection ended before the server said a word to what was sent."""
+
+
 class Connection(asyncio.Protocol):
     """One request at a time. Made by `connect`; of no use any more once `closed`."""
 
@@ -31,18 +36,19 @@ class Connection(asyncio.Protocol):
         self._ended: asyncio.Future[Response] | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._keeps = self._framed = True
+        self._heard = False
         self.closed = False
         self.now_ns = 0
         """When it last heard of the server, or sent."""
 
     def send(self, path: str, body: bytes) -> tuple[int, asyncio.Future[Response]]:
-        """When it was sent, and the future of its whole answer. Raises through the future: ConnectionError if the server ends the connection before, or what it
-        sends is not HTTP."""
-        headers = {"host": f"{self._address.host}:{self._address.port}", "content-type": "application/json", "accept": "text/event-stream", "content-length": str(len(body)),
+        """When it was sent, and the future of its whole answer. Raises through the future: UnheardError if the connection ends before any of it, ConnectionError if
+        it ends before all of it, or what the server sends is not HTTP."""
+        headers = {"host": self._address.authority, "content-type": "application/json", "accept": "text/event-stream", "content-length": str(len(body)),
                    **self._address.headers()}
         head = f"POST {self._address.prefix}{path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n"
         self._response, self._parser = Response(), httptools.HttpResponseParser(self)
-        self._ended = asyncio.get_running_loop().create_future()
+        self._ended, self._heard = asyncio.get_running_loop().create_future(), False
         message = head.encode("latin-1") + body
         sent_ns = time.perf_counter_ns()
         self.now_ns = sent_ns
@@ -62,6 +68,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.now_ns = time.perf_counter_ns()
+        self._heard = True
         if self._parser is None:
             self.close()  # nobody asked
             return
@@ -71,12 +78,12 @@ class Connection(asyncio.Protocol):
             self._fail(ConnectionError(f"what the server sends is not HTTP: {err}"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.closed = True
+        by_us, self.closed = self.closed, True
         if self._ended is not None and not self._ended.done():
-            if self._response.status and not self._framed:  # then the end of the connection is the answer's
+            if self._response.status and not self._framed and not by_us and error is None:  # then the end of the connection is the answer's
                 self.on_message_complete()
             else:
-                self._fail(ConnectionError(f"the server ended the connection{f': {error}' if error else ''}"))
+                self._fail((ConnectionError if self._heard else UnheardError)(f"the server ended the connection{f': {error}' if error else ''}"))
 
     # What the HTTP parser calls.
 
@@ -108,8 +115,8 @@ class Connection(asyncio.Protocol):
         self.close()
 
 
-async def connect(address: Address, timeout_s: float) -> Connection:
-    """A new connection. Raises OSError or TimeoutError."""
+async def connect(address: Address, tls: ssl.SSLContext | None, timeout_s: float) -> Connection:
+    """A new connection. tls: the address's context, which takes long to make. Raises OSError or TimeoutError."""
     async with asyncio.timeout(timeout_s):
-        _, connection = await asyncio.get_running_loop().create_connection(lambda: Connection(address), address.host, address.port, ssl=address.tls_context())
+        _, connection = await asyncio.get_running_loop().create_connection(lambda: Connection(address), address.host, address.port, ssl=tls)
     return connection

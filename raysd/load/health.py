@@ -33,6 +33,8 @@ def answer_reasons(results: Sequence[Result], requests: Sequence[Request], large
     short = sum(result.error is None and request.ignore_eos and result.output_tokens != request.max_tokens for result, request in zip(results, requests, strict=True))
     if short:
         reasons.append(f"{short} answers do not have the tokens that ignore_eos asks for")
+    if long := sum(not request.ignore_eos and result.output_tokens > request.max_tokens for result, request in zip(results, requests, strict=True)):
+        reasons.append(f"{long} answers are longer than was allowed")
     if cached := sum(result.cached_tokens for result in good):
         reasons.append(f"{cached} prompt tokens came from the server's prefix cache")
     repeating = sum(repeats(result.token_ids or result.text.split()) for result in good)

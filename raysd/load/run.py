@@ -14,13 +14,15 @@ from dataclasses import dataclass
 
 from raysd.load.address import Address
 from raysd.load.arrivals import Load
-from raysd.load.connection import Connection, Response, connect
+from raysd.load.connection import Connection, Response, UnheardError, connect
 from raysd.load.percentiles import percentile
 from raysd.load.requests import Request, Result
 from raysd.load.stream import MalformedStreamError, parse_stream
 
 LAG_EVERY_S = 0.01
 WATCH_EVERY_S = 0.5
+STALE_S = 1.0
+"""A connection that was idle for so long may be one that its server is about to end."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class _Answer:
 
 class _Client:
     def __init__(self, address: Address, paths: Sequence[str], bodies: Sequence[bytes], load: Load, limits: Limits) -> None:
-        self._address, self._paths, self._bodies, self._load, self._limits = address, paths, bodies, load, limits
+        self._address, self._tls, self._paths, self._bodies, self._load, self._limits = address, address.tls_context(), paths, bodies, load, limits
         self._in_flight: dict[Connection, int] = {}
         """Connections that wait for an answer, and since when."""
         self._too_slow: dict[Connection, str] = {}
@@ -136,23 +138,22 @@ class _Client:
 
     async def _ask(self, index: int, intended_ns: int) -> _Answer:
         answer = self.answers[index] = _Answer(intended_ns, intended_ns, intended_ns)
-        reused = bool(self._idle)
-        await self._try(answer, index)
-        if reused and answer.error is not None and answer.response is None and answer.connect_ms is None:
-            # A server may end an idle connection at the moment at which it is used again. It has said nothing, so it is asked on a new one.
-            answer.error = None
+        if await self._try(answer, index):
             await self._try(answer, index, fresh=True)
         return answer
 
-    async def _try(self, answer: _Answer, index: int, fresh: bool = False) -> None:
-        connection = None
+    async def _try(self, answer: _Answer, index: int, fresh: bool = False) -> bool:
+        """Whether to ask again, on a new connection: a server may end an idle one at the moment at which it is used again, having heard nothing."""
+        connection, stale, answer.error = None, False, None
         try:
             while self._idle and not fresh and (connection is None or connection.closed):
                 connection = self._idle.pop()
             if connection is None or connection.closed:
                 begun_ns = time.perf_counter_ns()
-                connection = await connect(self._address, self._limits.connect_s)
+                connection = await connect(self._address, self._tls, self._limits.connect_s)
                 answer.connect_ms = (time.perf_counter_ns() - begun_ns) / 1e6
+            else:
+                stale = time.perf_counter_ns() - connection.now_ns > 1e9 * STALE_S
             answer.sent_ns, ended = connection.send(self._paths[index], self._bodies[index])
             self._in_flight[connection] = answer.sent_ns
             answer.response = await ended
@@ -160,7 +161,9 @@ class _Client:
         except TimeoutError:
             answer.error = f"no connection within {self._limits.connect_s:g} s"
         except OSError as err:  # ConnectionError is one
-            answer.error = self._too_slow.pop(connection, None) or f"connection failed: {err}"
+            too_slow = self._too_slow.pop(connection, None)
+            answer.error = too_slow or f"connection failed: {err}"
+            return stale and too_slow is None and isinstance(err, UnheardError)
         finally:
             if answer.response is None:
                 answer.ended_ns = time.perf_counter_ns()
@@ -168,6 +171,7 @@ class _Client:
                 self._in_flight.pop(connection, None)
                 if not connection.closed:
                     self._idle.append(connection)
+        return False
 
     async def _watch(self) -> None:
         """Ends what takes too long."""

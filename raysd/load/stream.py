@@ -118,6 +118,8 @@ def parse_stream(reads: Sequence[tuple[int, bytes]]) -> Stream:
         raise MalformedStreamError("no usage in the stream: the server does not know `stream_options.include_usage`")
     if finish_reason is None:
         raise MalformedStreamError("no finish_reason in the stream")
+    if finish_reason in ("abort", "error"):
+        raise MalformedStreamError(f"the server broke the answer off: its finish_reason is {finish_reason}")
     known = None not in chunk_tokens
     if known and sum(chunk_tokens) != usage.completion_tokens or token_ids and len(token_ids) != usage.completion_tokens:
         raise MalformedStreamError(f"the usage counts {usage.completion_tokens} output tokens, the chunks hold {len(token_ids) or sum(chunk_tokens)}")

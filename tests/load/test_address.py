@@ -11,6 +11,10 @@ def test_a_url_may_be_written_as_people_do(url, address):
     assert parse_address(url) == address and parse_address(address.url) == address
 
 
+def test_a_key_is_in_no_message():
+    assert "secret" not in repr(parse_address("http://host", "secret"))
+
+
 @pytest.mark.parametrize("url", ["", "ftp://host", "http://", "http://host:port", "http://host:99999", "http://host/v1?key=1", "http://me:secret@host"])
 def test_what_names_no_server_is_refused(url):
     with pytest.raises(ExperimentError) as refused:

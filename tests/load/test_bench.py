@@ -5,7 +5,8 @@ import pytest
 from raysd.cli import main
 from raysd.errors import ExperimentError
 from raysd.load.arrivals import Load
-from raysd.load.bench import Asked, make_requests
+from raysd.load.bench import Asked, make_requests, told_acceptance
+from raysd.load.requests import Result
 from raysd.load.selftest import mock_server
 
 
@@ -40,9 +41,14 @@ def test_prompts_of_ones_own_are_asked_in_turn(url, tmp_path, capsys):
     (["URL", "--requests", "2", "--concurrency", "4"], "4 requests are to be in flight, and there are 2"), (["URL", "--model", "other"], "no model other"),
     (["URL", "--prompts", "nowhere.jsonl"], "no prompt file"), (["URL", "--isl", "3", "--prompts", "x"], "no effect"), (["URL", "--api-key-env", "RAYSD_NO_SUCH_KEY"], "no variable"),
     (["ftp://x"], "not the URL of a server"), (["URL", "--timeout", "0"], "a limit of 0.0 s"), (["URL", "--shards", "9"], "9 processes for 8 requests"),
-    (["URL", "--selftest"], "no effect beside --selftest")])
-def test_what_cannot_be_asked_exits_64_and_says_so(url, arguments, says, capsys):
-    assert main(["bench", *(url if argument == "URL" else argument for argument in arguments)]) == 64
+    (["URL", "--selftest"], "no effect beside --selftest"), (["--selftest", "--model", "mock"], "--model"), (["--selftest", "--ignore-eos"], "--ignore-eos"),
+    (["URL", "--prompts", "PROMPTS", "--seed", "3"], "nothing is random"), (["URL", "--prompts", "PROMPTS", "--concurrency", "3"], "there are 2 prompts"),
+    (["URL", "--prompts", "PROMPTS", "--concurrency", "3", "--requests", "9"], "there are 2 prompts"), (["URL", "--prompts", "EMPTY"], "not one prompt")])
+def test_what_cannot_be_asked_exits_64_and_says_so(url, arguments, says, capsys, tmp_path):
+    (tmp_path / "two.jsonl").write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
+    (tmp_path / "none.jsonl").write_text("")
+    meant = {"URL": url, "PROMPTS": str(tmp_path / "two.jsonl"), "EMPTY": str(tmp_path / "none.jsonl")}
+    assert main(["bench", *(meant.get(argument, argument) for argument in arguments)]) == 64
     assert says in capsys.readouterr().err
 
 
@@ -56,5 +62,12 @@ def test_requests_follow_from_the_seed_and_each_has_its_own():
     assert len(one) == 20 and len({request.prompt[0]["content"] for request in one}) == 20 and one != other
     assert one == make_requests(Asked(isl=5, seed=1, temperature=0.7), Load(concurrency=2)) and len({request.seed for request in one}) == 20
     assert len(make_requests(Asked(), Load(rate_s=1))) == 100
+    assert len(make_requests(Asked(prompts=["a", "b", "c"]), Load(concurrency=2))) == 3, "each once"
     with pytest.raises(ExperimentError, match="no prompt of /v1/completions"):
         make_requests(Asked(prompts=[({"role": "user", "content": "a"},) * 2], endpoint="completions"), Load(concurrency=1))
+
+
+def test_the_acceptance_is_told_only_where_the_server_tells_it_of_every_request():
+    one, other, silent = Result("a", 0, 0, 9, drafts=4, per_position=(3, 1)), Result("b", 0, 0, 9, drafts=6, per_position=(2,)), Result("c", 0, 0, 9)
+    assert told_acceptance([one, other]) == {"drafts": 10, "accepted": 6, "per_position": [5, 1], "acceptance_length": 1.6}
+    assert set(told_acceptance([one, silent]).values()) == set(told_acceptance([]).values()) == {None}

@@ -42,6 +42,8 @@ def test_what_must_not_be_used_says_why(results, says):
 
 def test_an_answer_may_end_early_unless_it_was_told_not_to():
     assert reasons([result(), result(tokens=3)], ignore_eos=False) == []
+    [reason] = reasons([result(), result(tokens=5)], ignore_eos=False)
+    assert reason == "1 answers are longer than was allowed"
 
 
 def test_a_client_that_does_not_keep_up_spoils_what_it_measured():

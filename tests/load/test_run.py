@@ -1,12 +1,19 @@
 """The client against a loopback server that misbehaves on demand: faults cannot be made to happen at will in a real one."""
 
 import asyncio
+import datetime
+import ipaddress
 import json
+import ssl
 import threading
 
 import pytest
 from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
+from raysd.load import run as load_run
 from raysd.load.address import parse_address
 from raysd.load.arrivals import Load
 from raysd.load.metrics import ttft_ms
@@ -14,11 +21,12 @@ from raysd.load.requests import Request
 from raysd.load.run import Limits, run_load
 
 PROMPT_TOKENS = 3
-HANG, SLOW = 1, 11
+HANG, SLOW, MUTE, STALE = 1, 11, 12, 13
 
 
 class Loopback:
-    """Answers `/v1/completions` in chunks; the prompt's first token says how: 0 well, HANG not, SLOW with a pause, others with a fault."""
+    """Answers `/v1/completions` in chunks; the prompt's first token says how: 0 well, HANG not, SLOW with a pause, MUTE by the end of the connection, STALE likewise
+    if the connection was used before, others with a fault."""
 
     def __init__(self):
         self.in_flight = self.most_in_flight = 0
@@ -30,7 +38,11 @@ class Loopback:
         body = await request.json()
         self.bodies.append(body)
         self.keys.append(request.headers.get("authorization"))
-        self.connections.add(request.transport.get_extra_info("peername"))
+        peer = request.transport.get_extra_info("peername")
+        if body["prompt"][0] == MUTE or body["prompt"][0] == STALE and peer in self.connections:
+            request.transport.abort()
+            return web.Response()
+        self.connections.add(peer)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
@@ -78,16 +90,33 @@ class Loopback:
         await response.write(b": keep-alive\n\ndata: " + json.dumps({"choices": [{"index": 0, "token_ids": token_ids, "finish_reason": None}]}).encode() + b"\n\n")
 
 
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory):
+    """A file with key and certificate of 127.0.0.1, which nobody vouches for but itself."""
+    key, name, now = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "loopback")]), datetime.datetime.now(datetime.UTC)
+    made = (x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1).not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1)).add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False).sign(key, hashes.SHA256()))
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    path.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()) + made.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
 @pytest.fixture
-def loopback():
+def loopback(request):
+    """The server; over TLS if the test is parametrised with True."""
     server, loop, started, address = Loopback(), asyncio.new_event_loop(), threading.Event(), []
+    tls = None
+    if getattr(request, "param", False):
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(request.getfixturevalue("certificate"))
 
     async def serve():
         app = web.Application()
         app.router.add_post("/v1/completions", server.complete)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
         address.append(runner.addresses[0][1])
         started.set()
         return runner
@@ -95,7 +124,7 @@ def loopback():
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     runner = asyncio.run_coroutine_threadsafe(serve(), loop).result(10)
-    server.url = f"http://127.0.0.1:{address[0]}"
+    server.url = f"{'https' if tls else 'http'}://127.0.0.1:{address[0]}"
     yield server
     asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(40)
     loop.call_soon_threadsafe(loop.stop)
@@ -146,6 +175,28 @@ def test_a_fault_is_the_error_of_its_request_and_of_no_other(loopback, kind, err
 def test_a_server_that_hangs_does_not_hang_the_client(loopback):
     results = ask(loopback.url, [HANG, 0], 2, Limits(request_s=0.5))
     assert results[0].error == "not answered within 0.5 s" and results[1].error is None
+
+
+@pytest.mark.parametrize(("kind", "error"), [(4, "connection failed"), (MUTE, "connection failed"), (HANG, "not answered within 0.5 s")])
+def test_a_fault_on_a_connection_that_was_used_before_is_one_too_and_is_not_asked_twice(loopback, kind, error):
+    results = ask(loopback.url, [0, kind, 0], 1, Limits(request_s=0.5))
+    assert error in results[1].error and results[0].error is results[2].error is None
+    assert len(loopback.bodies) == 3
+
+
+def test_a_connection_that_its_server_ends_after_a_pause_is_made_anew(loopback, monkeypatch):
+    monkeypatch.setattr(load_run, "STALE_S", 0.0)
+    results = ask(loopback.url, [0, STALE], 1)
+    assert [result.error for result in results] == [None, None] and results[1].connect_ms is not None and len(loopback.bodies) == 3
+
+
+@pytest.mark.parametrize("loopback", [True], indirect=True)
+def test_a_server_may_speak_tls_and_must_then_be_vouched_for(loopback, certificate, monkeypatch):
+    [refused] = ask(loopback.url, [0], 1)
+    assert "certificate verify failed" in refused.error.lower()
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    results = ask(loopback.url, [0] * 4, 2)
+    assert [result.error for result in results] == [None] * 4 and {result.token_ids for result in results} == {(10, 11, 12, 13)}
 
 
 def test_a_server_that_is_not_there_is_an_error_of_each_request():

@@ -32,6 +32,7 @@ def test_windows_line_ends_comments_and_chunks_without_tokens_are_fine():
 
 @pytest.mark.parametrize(("reads", "says"), [
     ([chunk([1, 2, 3], "stop"), USAGE], "before \\[DONE\\]"), ([chunk([1, 2, 3], "stop"), DONE], "no usage"), ([chunk([1, 2, 3]), USAGE, DONE], "no finish_reason"),
+    ([chunk([1, 2, 3], "abort"), USAGE, DONE], "broke the answer off"),
     ([chunk([1, 2], "stop"), USAGE, DONE], "counts 3 output tokens, the chunks hold 2"), ([DONE, USAGE], "after \\[DONE\\]"), ([b"data: 7\n\n"], "not a JSON object"),
     ([event({"choices": [{"finish_reason": None}]})], "lacks something"), ([USAGE, event({"choices": [], "usage": {"prompt_tokens": 7}}), DONE], "lacks something"),
     ([event({"choices": 3})], "lacks something"),
