@@ -21,6 +21,14 @@ from raysd.experiment.sweep import EngineSettings
 from raysd.sweep.engine import EngineSpec
 
 
+@pytest.fixture(autouse=True)
+def no_mask_stays(monkeypatch):
+    """What Ray's and vLLM's own code sets here, past monkeypatch, is gone after each test."""
+    for name in (HIP, CUDA):
+        monkeypatch.setenv(name, "none")
+        monkeypatch.delenv(name)
+
+
 def vllm_accepts(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The masks after vLLM's check of them on ROCm, whose module cannot be imported without ROCm. Raises ValueError as it does."""
     source = Path(importlib.util.find_spec("vllm").origin).parent / "platforms" / "rocm.py"
