@@ -56,8 +56,10 @@ class Connection(asyncio.Protocol):
         return sent_ns, self._ended
 
     def close(self) -> None:
-        """Ends it at once; an answer that is still coming is lost."""
+        """Ends it at once; an answer that is still coming is lost, and its future raises."""
         self.closed = True
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(ConnectionError("it was closed"))
         if self._transport is not None:
             self._transport.abort()
 
@@ -78,9 +80,9 @@ class Connection(asyncio.Protocol):
             self._fail(ConnectionError(f"what the server sends is not HTTP: {err}"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        by_us, self.closed = self.closed, True
+        self.closed = True
         if self._ended is not None and not self._ended.done():
-            if self._response.status and not self._framed and not by_us and error is None:  # then the end of the connection is the answer's
+            if self._response.status and not self._framed and error is None:  # then the end of the connection is the answer's
                 self.on_message_complete()
             else:
                 self._fail((ConnectionError if self._heard else UnheardError)(f"the server ended the connection{f': {error}' if error else ''}"))
@@ -102,12 +104,15 @@ class Connection(asyncio.Protocol):
         self._response.reads.append((self.now_ns, body))
 
     def on_message_complete(self) -> None:
+        if self._response.status < 200:  # the answer is still to come
+            self._response.status, self._framed = 0, True
+            return
         self._response.ended_ns = self.now_ns
         self._parser = None
-        if not self._keeps:
-            self.close()
         if not self._ended.done():
             self._ended.set_result(self._response)
+        if not self._keeps:
+            self.close()
 
     def _fail(self, error: ConnectionError) -> None:
         if self._ended is not None and not self._ended.done():
