@@ -77,21 +77,21 @@ def _far_nodes(run: StageRun, launch: Launch) -> Iterator[Sequence[Node]]:
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    section = run.experiment.sweep
+    section, resources = run.experiment.sweep, run.experiment.hardware.of_stage("sweep")
+    gpus = {"num_gpus": resources.gpus} if resources.gpus else {}  # the actor itself holds them: so Ray tells it which are its own
     with connected("the sweep", "sweep.nodes"):
         beside = section.nodes if section.client == "other_node" else 0
-        group = placement_group([bundle(run.experiment.hardware.of_stage("sweep"))] * section.nodes + [{"CPU": 1}] * beside, strategy="STRICT_SPREAD")
+        group = placement_group([bundle(resources)] * section.nodes + [{"CPU": 1}] * beside, strategy="STRICT_SPREAD")
         far: list[FarNode] = []
         try:
             run.progress(f"waiting for {section.nodes + beside} nodes")
             if not group.wait(PLACE_TIMEOUT_S):
-                raise TryAgainError(what=f"Ray found no {section.nodes + beside} different nodes with {bundle(run.experiment.hardware.of_stage('sweep'))} free each in {PLACE_TIMEOUT_S} s",
+                raise TryAgainError(what=f"Ray found no {section.nodes + beside} different nodes with {bundle(resources)} free each in {PLACE_TIMEOUT_S} s",
                                     where="sweep.nodes", fix="look at `ray status`; ask for fewer nodes, or for less in hardware.resources.sweep")
             actors = [ray.remote(concurrency_groups={"control": 1})(NodeActor).options(
                 num_cpus=0, max_restarts=0, scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
                 # Ray would kill the actor's own children when it ends it, and those alone: the engines below them would stay. They end by themselves.
-                runtime_env={"env_vars": {"RAY_kill_child_processes_on_worker_exit": "0"}},
-                **{name: amount for name, amount in actor_resources(run.experiment.hardware.of_stage("sweep")).items() if amount}).remote()
+                runtime_env={"env_vars": {"RAY_kill_child_processes_on_worker_exit": "0"}}, **gpus).remote()
                 for index in range(section.nodes)]
             clients = [ray.remote(ShardActor).options(num_cpus=0, scheduling_strategy=PlacementGroupSchedulingStrategy(group, section.nodes + index)).remote() for index in range(beside)]
             machines = [_received(actor.machine.remote(), f"number {index + 1}") for index, actor in enumerate(actors)]
@@ -115,11 +115,6 @@ def bundle(resources: StageResources) -> dict[str, float]:
     """What Ray reserves on each node; a core if nothing is asked for, since a bundle of nothing is none."""
     asked = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": float(resources.memory_bytes), **resources.custom}
     return {name: amount for name, amount in asked.items() if amount} or {"CPU": 1}
-
-
-def actor_resources(resources: StageResources) -> dict[str, Any]:
-    """Of its bundle, what the actor itself must hold: GPUs, by which Ray tells it which are its own."""
-    return {"num_gpus": resources.gpus}
 
 
 def check_alike(machines: Sequence[Mapping[str, Any]]) -> None:

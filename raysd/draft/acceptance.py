@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,18 @@ class AcceptanceCounts:
         """The raw counts and the acceptance length, JSON-ready."""
         return {"drafts": self.drafts, "draft_tokens": self.draft_tokens, "accepted": self.accepted, "per_position": list(self.per_position),
                 "acceptance_length": self.acceptance_length}
+
+
+def add_positions(rows: Iterable[Mapping[str, Any]]) -> tuple[int, list[int]]:
+    """Drafts, and accepted tokens by position, summed over rows with `drafts` and `per_position`; a row that counted fewer positions adds none to the rest."""
+    drafts, total = 0, []
+    for row in rows:
+        drafts += row["drafts"] or 0
+        for index, accepted in enumerate(row["per_position"] or ()):
+            if index == len(total):
+                total.append(0)
+            total[index] += accepted
+    return drafts, total
 
 
 ServedAcceptance = Callable[[Path, Sequence[Prompt], int], AcceptanceCounts]

@@ -16,6 +16,8 @@ SERVER_ARGS = {"model", "served-model-name", "host", "port", "dtype", "max-model
                "trust-remote-code", "speculative-config"}
 ACCEPTANCE_SEQS = 16
 """Sequences that an engine decodes at once while a draft's acceptance is counted."""
+LARGEST_LAG_MS, SMALLEST_CONCURRENCY_FRAC, LARGEST_REPEATING_FRAC = 20.0, 0.95, 0.5
+"""What makes a cell invalid unless an experiment says otherwise, and a bench, which has no experiment."""
 PILOT_BLOCKS = 5
 """Fewest blocks whose spread decides how many more there are: three would have a t quantile of 4.3, and need 2.4 times the blocks that five do."""
 DRAFT_ARGS = {"method", "model", "num-speculative-tokens", "rejection-sample-method", "synthetic-acceptance-rates", "synthetic-acceptance-length"}
@@ -170,11 +172,11 @@ class SweepSection(Section):
     """`real`, or `{rates: [0.8, 0.6, 0.4]}`: synthetic acceptance, which vLLM's CPU build does not know."""
     temperature: float = Field(0.0, ge=0)
     """Sampling temperature of the measured cells; the answers that are compared are always greedy."""
-    largest_lag_ms: float = Field(20.0, gt=0)
+    largest_lag_ms: float = Field(LARGEST_LAG_MS, gt=0)
     """By how much the client's event loop may be late (99th percentile) before a cell is invalid: chunks are stamped by so much too late."""
-    smallest_concurrency_frac: float = Field(0.95, gt=0, le=1)
+    smallest_concurrency_frac: float = Field(SMALLEST_CONCURRENCY_FRAC, gt=0, le=1)
     """Of the asked concurrency, how much must have been in flight on average over the steady window; a cell with less is invalid."""
-    largest_repeating_frac: float = Field(0.5, ge=0, le=1)
+    largest_repeating_frac: float = Field(LARGEST_REPEATING_FRAC, ge=0, le=1)
     """Of a cell's answers, how many may end in a loop (32 tokens of a period of at most 16) before it is invalid: drafts guess loops easily."""
     near_tie_nat: float = Field(0.25, gt=0)
     """Largest gap, in nat, between the target's log-probabilities of two tokens that still counts as a tie of rounding."""

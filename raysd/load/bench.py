@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 from collections.abc import Sequence
@@ -10,12 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from raysd.draft.acceptance import add_positions
 from raysd.errors import ExperimentError
+from raysd.experiment.sweep import LARGEST_LAG_MS, LARGEST_REPEATING_FRAC, SMALLEST_CONCURRENCY_FRAC
 from raysd.load.address import Address
 from raysd.load.arrivals import Load
 from raysd.load.ask import served_model
 from raysd.load.health import answer_reasons, client_reasons
-from raysd.load.metrics import e2el_ms, summarise, tpot_ms, ttft_ms
+from raysd.load.metrics import request_row, summarise
 from raysd.load.requests import Request, Result
 from raysd.load.run import Limits, RunLoad, run_load
 
@@ -46,7 +47,6 @@ class Asked:
     seed: int = 0
     plain: bool = False
     """Only what every OpenAI-compatible server knows."""
-    largest_lag_ms: float = 20.0
 
 
 def bench(address: Address, asked: Asked, load: Load, limits: Limits, run: RunLoad = run_load) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -66,7 +66,8 @@ def bench(address: Address, asked: Asked, load: Load, limits: Limits, run: RunLo
                               fix=f"use at most {len(requests)}, or more --requests")
     made = run(address, model, requests, load, limits, asked.plain)
     metrics = summarise(made.results, load.concurrency)
-    reasons = [*answer_reasons(made.results, requests, 0.5), *client_reasons(metrics, made.health, load.concurrency, asked.largest_lag_ms)]
+    reasons = [*answer_reasons(made.results, requests, LARGEST_REPEATING_FRAC),
+               *client_reasons(metrics, made.health, load.concurrency, LARGEST_LAG_MS, SMALLEST_CONCURRENCY_FRAC)]
     good = [result for result in made.results if result.error is None]
     told = {"url": address.url, "model": model, "endpoint": requests[0].path, **asdict(load), "osl": asked.osl, "isl": sum(result.prompt_tokens for result in good) / len(good) if good else None,
             **asdict(metrics), **told_acceptance(good), "client": asdict(made.health) | {"cpu_us_per_chunk": made.health.cpu_us_per_chunk}, "valid": not reasons, "invalid_reasons": reasons}
@@ -101,20 +102,8 @@ def told_acceptance(results: Sequence[Result]) -> dict[str, Any]:
     """drafts, accepted, per_position and acceptance_length over some requests; all None if the server does not tell them of each (vLLM's `--per-request-spec-decode-metrics`)."""
     if not results or any(result.drafts is None for result in results):
         return dict.fromkeys(("drafts", "accepted", "per_position", "acceptance_length"))
-    drafts = sum(result.drafts for result in results)
-    per_position = [sum(counts) for counts in itertools.zip_longest(*(result.per_position for result in results), fillvalue=0)]
+    drafts, per_position = add_positions({"drafts": result.drafts, "per_position": result.per_position} for result in results)
     return {"drafts": drafts, "accepted": sum(per_position), "per_position": per_position, "acceptance_length": 1 + sum(per_position) / drafts if drafts else None}
-
-
-def request_row(result: Result, begun_ns: int) -> dict[str, Any]:
-    """One request, JSON-ready; times in ms since the first was sent."""
-    good = result.error is None
-    return {"prompt_id": result.prompt_id, "error": result.error, "finish_reason": result.finish_reason, "prompt_tokens": result.prompt_tokens,
-            "cached_tokens": result.cached_tokens, "output_tokens": result.output_tokens, "intended_ms": (result.intended_ns - begun_ns) / 1e6,
-            "dispatched_ms": (result.dispatched_ns - begun_ns) / 1e6, "ended_ms": (result.ended_ns - begun_ns) / 1e6, "connect_ms": result.connect_ms,
-            "ttft_ms": ttft_ms(result) if good else None, "tpot_ms": tpot_ms(result) if good else None, "e2el_ms": e2el_ms(result) if good else None,
-            "chunk_ms": [(at_ns - begun_ns) / 1e6 for at_ns in result.chunk_ns], "chunk_tokens": list(result.chunk_tokens), "drafts": result.drafts,
-            "per_position": list(result.per_position)}
 
 
 def write_bench(folder: Path, told: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:

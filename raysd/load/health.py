@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raysd.load.metrics import STEADY_SHARE, LoadMetrics
+from raysd.load.metrics import LoadMetrics
 from raysd.load.requests import Request, Result
 from raysd.load.run import ClientHealth
 
 LOOP_TOKENS, LONGEST_PERIOD = 32, 16
 
 
-def client_reasons(metrics: LoadMetrics, health: ClientHealth, concurrency: int | None, largest_lag_ms: float, smallest_concurrency_frac: float = STEADY_SHARE) -> list[str]:
+def client_reasons(metrics: LoadMetrics, health: ClientHealth, concurrency: int | None, largest_lag_ms: float, smallest_concurrency_frac: float) -> list[str]:
     """Of the load itself: failures, a concurrency that was not reached, a client that did not keep up."""
     reasons = []
     if concurrency is not None and metrics.failures < metrics.requests:

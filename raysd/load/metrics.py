@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from raysd.errors import MeasurementError
 from raysd.load.percentiles import percentile
@@ -78,6 +79,17 @@ def tpot_ms(result: Result) -> float | None:
 def step_ms(result: Result) -> list[float]:
     """The time between a chunk with tokens and the next: of a verify step, however many tokens it gave."""
     return [(after - before) / 1e6 for before, after in itertools.pairwise(result.chunk_ns)]
+
+
+def request_row(result: Result, begun_ns: int) -> dict[str, Any]:
+    """One request, JSON-ready; times in ms since the first was sent."""
+    good = result.error is None
+    return {"prompt_id": result.prompt_id, "error": result.error, "finish_reason": result.finish_reason, "prompt_tokens": result.prompt_tokens,
+            "cached_tokens": result.cached_tokens, "output_tokens": result.output_tokens, "intended_ms": (result.intended_ns - begun_ns) / 1e6,
+            "dispatched_ms": (result.dispatched_ns - begun_ns) / 1e6, "ended_ms": (result.ended_ns - begun_ns) / 1e6, "connect_ms": result.connect_ms,
+            "ttft_ms": ttft_ms(result) if good else None, "tpot_ms": tpot_ms(result) if good else None, "e2el_ms": e2el_ms(result) if good else None,
+            "chunk_ms": [(at_ns - begun_ns) / 1e6 for at_ns in result.chunk_ns], "chunk_tokens": list(result.chunk_tokens), "drafts": result.drafts,
+            "per_position": list(result.per_position)}
 
 
 def steady_window(results: Sequence[Result], concurrency: int, share: float = STEADY_SHARE) -> Window | None:

@@ -10,10 +10,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from raysd.errors import MeasurementError
+from raysd.experiment.sweep import LARGEST_LAG_MS, SMALLEST_CONCURRENCY_FRAC
 from raysd.load.address import Address, parse_address
 from raysd.load.arrivals import Load
 from raysd.load.ask import ask_json
-from raysd.load.metrics import mean_in_flight, steady_window, summarise
+from raysd.load.health import client_reasons
+from raysd.load.metrics import summarise
 from raysd.load.mock_server import MODEL
 from raysd.load.requests import Request, Result
 from raysd.load.run import LoadRun, run_load
@@ -23,7 +25,6 @@ RAMP_S = 0.5
 """So that streams are not all written to in the same moment: what waits in a socket behind 63 others is not late because of the client's clock."""
 LARGEST_ERROR_FRAC, LARGEST_ERROR_MS = 0.01, 0.2
 """Of what is recovered: as a share, or in ms, whichever is more."""
-LARGEST_LAG_MS = 20.0
 
 
 def selftest(concurrency: int = CONCURRENCY) -> dict[str, Any]:
@@ -52,12 +53,10 @@ def judge(run: LoadRun, truth: Sequence[dict[str, Any]], concurrency: int) -> di
             "acceptance_length": sum(each["tokens"] - 1 for each in truth) / sum(each["steps"] for each in truth)}
     reasons = [f"{name} is {recovered[name]:.3f}, and was {true[name]:.3f}" for name in true
                if abs(recovered[name] - true[name]) > max(LARGEST_ERROR_FRAC * true[name], LARGEST_ERROR_MS if name.endswith("_ms") else 0)]
-    window = steady_window(run.results, concurrency)
-    held = mean_in_flight(run.results, window) if window else 0.0
+    held = metrics.achieved_concurrency if metrics.window_s is not None else 0.0
     if abs(held - concurrency) > 0.01 * concurrency:
         reasons.append(f"{held:.2f} requests were in flight, {concurrency} were asked for")
-    if run.health.loop_lag_ms_p99 > LARGEST_LAG_MS:
-        reasons.append(f"the event loop was {run.health.loop_lag_ms_p99:.1f} ms late (99th percentile, at most {LARGEST_LAG_MS:g})")
+    reasons += client_reasons(metrics, run.health, None, LARGEST_LAG_MS, SMALLEST_CONCURRENCY_FRAC)  # None: the concurrency is judged more strictly above
     return {"recovered": recovered, "truth": true, "concurrency": concurrency, "held_concurrency": held, "chunks_s": run.health.chunks / run.health.elapsed_s,
             "cpu_us_per_chunk": run.health.cpu_us_per_chunk, "loop_lag_ms_p99": run.health.loop_lag_ms_p99, "valid": not reasons, "invalid_reasons": reasons}
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from raysd.errors import ArtifactError, MeasurementError
 from raysd.hardware.catalogue import CPU
+from raysd.load.percentiles import percentile
 from raysd.report.results import CELL_COLUMNS, REQUEST_COLUMNS, Row, cell_key, table_rows
 from raysd.report.sides import Side
 from raysd.report.summaries import grouped
@@ -119,8 +120,7 @@ def _statistics(name: str, values: Sequence[float]) -> dict[str, float]:
     if not values:
         return {}
     found = {f"mean_{name}_ms": math.fsum(values) / len(values), f"median_{name}_ms": statistics.median(values), f"std_{name}_ms": statistics.pstdev(values)}
-    cuts = statistics.quantiles(values, n=100, method="inclusive") if len(values) > 1 else [values[0]] * 99
-    return found | {f"p{percent}_{name}_ms": cuts[percent - 1] for percent in PERCENTILES}
+    return found | {f"p{percent}_{name}_ms": percentile(values, percent) for percent in PERCENTILES}
 
 
 def _name(side: Side, cell: Row) -> str:

@@ -6,8 +6,11 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from raysd.draft.acceptance import add_positions
+from raysd.load.percentiles import percentile
 from raysd.report.results import Row
-from raysd.sweep.position_rates import AcceptanceLength, add_positions, pooled_length, position_rates
+from raysd.sweep.energy import joules_per_token, usd_per_million_tokens
+from raysd.sweep.position_rates import AcceptanceLength, pooled_length, position_rates
 from raysd.sweep.statistics import geometric_mean
 
 Series = tuple[str, int | None]
@@ -101,18 +104,7 @@ def latency_spreads(requests: Iterable[Row], workload: str, column: str) -> list
     """How `ttft_ms`, `tpot_ms` or `e2el_ms` is distributed."""
     known = (row for row in requests if row["workload"] == workload and row["error"] is None and row[column] is not None)
     groups = grouped(known, lambda row: (row["arm"], row["k"], row["concurrency"]))
-    return [Spread(*point, quantiles(sorted(row[column] for row in rows)), len(rows)) for point, rows in sorted(groups.items(), key=lambda entry: (entry[0][2], entry[0][0] != "none", entry[0][0], entry[0][1] or 0))]
-
-
-def quantiles(ranked: Sequence[float]) -> tuple[float, ...]:
-    """The values at QUANTILES of sorted values, linear between ranks."""
-    found = []
-    for share in QUANTILES:
-        rank = (len(ranked) - 1) * share
-        below = int(rank)
-        above = min(below + 1, len(ranked) - 1)
-        found.append(ranked[below] + (ranked[above] - ranked[below]) * (rank - below))
-    return tuple(found)
+    return [Spread(*point, tuple(percentile((row[column] for row in rows), 100 * share) for share in QUANTILES), len(rows)) for point, rows in sorted(groups.items(), key=lambda entry: (entry[0][2], entry[0][0] != "none", entry[0][0], entry[0][1] or 0))]
 
 
 def costs(points: Mapping[tuple[str, int | None, int], Sequence[Row]]) -> list[Cost]:
@@ -121,11 +113,15 @@ def costs(points: Mapping[tuple[str, int | None, int], Sequence[Row]]) -> list[C
     for (arm, k, concurrency), cells in points.items():
         metered = [cell for cell in cells if cell["energy_j"] is not None and cell["output_tokens"]]
         priced = [cell for cell in cells if cell["usd_per_hour"] is not None and cell["output_tokens"]]
-        joules = sum(cell["energy_j"] for cell in metered) / sum(cell["output_tokens"] for cell in metered) if metered else None
-        usd = sum(cell["usd_per_hour"] * cell["elapsed_s"] / 3600 for cell in priced) / sum(cell["output_tokens"] for cell in priced) * 1e6 if priced else None
+        joules = joules_per_token(_sum(metered, "energy_j"), _sum(metered, "output_tokens")) if metered else None
+        usd = usd_per_million_tokens(priced[0]["usd_per_hour"], _sum(priced, "output_tokens") / _sum(priced, "elapsed_s")) if priced else None  # one price for all
         if joules is not None or usd is not None:
             found.append(Cost(arm, k, concurrency, joules, usd, len(cells)))
     return found
+
+
+def _sum(cells: Sequence[Row], column: str) -> float:
+    return sum(cell[column] for cell in cells)
 
 
 def mean_rates(points: Mapping[tuple[str, int | None, int], Sequence[Row]]) -> dict[tuple[str, int | None, int], float]:

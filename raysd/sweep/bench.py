@@ -19,7 +19,7 @@ from raysd.load.arrivals import Load
 from raysd.load.requests import Request
 from raysd.load.run import Limits, RunLoad, run_load
 from raysd.prompts.prompt_set import PromptSet
-from raysd.sweep.cells import Cell, Engine, engine_name, plan_engines
+from raysd.sweep.cells import NONE, Cell, Engine, engine_name, plan_engines
 from raysd.sweep.engine import Launch, Server, engine_spec
 from raysd.sweep.engines import Engines
 from raysd.sweep.lossless import Answer, Comparison, compare, served_gap
@@ -152,7 +152,7 @@ class Bench:
     def compare(self, none: Answers, arm: Answers) -> list[Comparison]:
         if self.section.acceptance.rates is not None:
             return []  # what is accepted by the dice is not what the target says, and no answer is to be compared
-        baseline = self._engines.get(("none", None))
+        baseline = self._engines.get(NONE)
         gap = served_gap(baseline.address, baseline.model)
         return [compare(of_none, of_arm, question.prompt, self.section.near_tie_nat, gap)
                 for of_none, of_arm, question in zip(none.answers, arm.answers, self._questions, strict=True)]
@@ -191,9 +191,9 @@ class Bench:
     def _check_of_use(self) -> None:
         """Raises the EngineError of the engine without which nothing can be compared here."""
         given_up, engines = self._engines.given_up(), plan_engines(self.section)
-        drafting = [engine for engine in engines if engine[0] != "none"]
-        if ("none", None) in given_up:
-            raise given_up["none", None]
+        drafting = [engine for engine in engines if engine != NONE]
+        if NONE in given_up:
+            raise given_up[NONE]
         if drafting and all(engine in given_up for engine in drafting):
             raise given_up[drafting[0]]
 

@@ -9,6 +9,8 @@ from raysd.experiment.sweep import SweepSection
 
 Engine = tuple[str, int | None]
 """Arm and k; the baseline has no k."""
+NONE: Engine = ("none", None)
+"""The baseline."""
 
 
 @dataclass(frozen=True)

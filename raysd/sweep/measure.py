@@ -13,7 +13,7 @@ from raysd.errors import EngineError
 from raysd.experiment.sweep import SweepSection
 from raysd.load.arrivals import Load
 from raysd.load.health import answer_reasons, client_reasons
-from raysd.load.metrics import LoadMetrics, e2el_ms, summarise, tpot_ms, ttft_ms
+from raysd.load.metrics import LoadMetrics, request_row, summarise
 from raysd.load.requests import Request, Result
 from raysd.load.run import ClientHealth, Limits, LoadRun, RunLoad, run_load
 from raysd.sweep import tables
@@ -135,10 +135,5 @@ def _cell_row(cell: Cell, node: str, metrics: LoadMetrics, health: ClientHealth,
 
 
 def _request_row(request: Request, result: Result, started_ns: int) -> Row:
-    good = result.error is None
-    return {"prompt_id": result.prompt_id, "category": request.category, "error": result.error, "finish_reason": result.finish_reason, "prompt_tokens": result.prompt_tokens,
-            "output_tokens": result.output_tokens, "drafts": result.drafts, "accepted": None if result.drafts is None else sum(result.per_position), "per_position": list(result.per_position),
-            "intended_ms": (result.intended_ns - started_ns) / 1e6, "dispatched_ms": (result.dispatched_ns - started_ns) / 1e6,
-            "ended_ms": (result.ended_ns - started_ns) / 1e6, "ttft_ms": ttft_ms(result) if good else None,
-            "tpot_ms": tpot_ms(result) if good else None, "e2el_ms": e2el_ms(result) if good else None,
-            "chunk_ms": [(at_ns - started_ns) / 1e6 for at_ns in result.chunk_ns], "chunk_tokens": list(result.chunk_tokens)}
+    told = {name: value for name, value in request_row(result, started_ns).items() if name in tables.REQUESTS}
+    return told | {"category": request.category, "accepted": None if result.drafts is None else sum(result.per_position)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,18 +53,6 @@ def position_rates(drafts: int, per_position: Sequence[int]) -> list[PositionRat
         )
     reached = [drafts, *per_position]
     return [PositionRate(index + 1, accepted, drafts, reached[index]) for index, accepted in enumerate(per_position)]
-
-
-def add_positions(rows: Iterable[Mapping[str, Any]]) -> tuple[int, list[int]]:
-    """Drafts, and accepted tokens by position, summed over rows with `drafts` and `per_position`; a row that counted fewer positions adds none to the rest."""
-    drafts, total = 0, []
-    for row in rows:
-        drafts += row["drafts"] or 0
-        for index, accepted in enumerate(row["per_position"] or ()):
-            if index == len(total):
-                total.append(0)
-            total[index] += accepted
-    return drafts, total
 
 
 def pooled_length(rows: Sequence[Mapping[str, Any]]) -> AcceptanceLength | None:

@@ -18,7 +18,7 @@ from raysd.draft.acceptance import AcceptanceCounts
 from raysd.errors import EngineError, NodeLostError
 from raysd.sweep import tables
 from raysd.sweep.bench import Answers, Node
-from raysd.sweep.cells import Cell, Engine, engine_name, plan_block, plan_engines
+from raysd.sweep.cells import NONE, Cell, Engine, engine_name, plan_block, plan_engines
 from raysd.sweep.kept import keep, kept
 from raysd.sweep.lossless import Answer, Comparison, Difference, counts
 from raysd.sweep.measure import Measured
@@ -27,8 +27,6 @@ from raysd.sweep.sequential import wanted_blocks
 
 OpenNodes = Callable[[StageRun], AbstractContextManager[Sequence[Node]]]
 """`with open_nodes(run) as nodes:` no engine of theirs is left on exit."""
-
-NONE: Engine = ("none", None)
 
 Tell = Callable[[Callable[[], None]], None]
 """Has something done by the stage's own thread, which alone touches the store."""

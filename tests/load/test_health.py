@@ -20,7 +20,7 @@ def result(start_s=0.0, end_s=4.0, tokens=4, error=None, **changes) -> Result:
 
 def reasons(results, ignore_eos=True, health=WELL):
     asked = [Request("p", (1, 2, 3), 4, 0.0, ignore_eos)] * len(results)
-    return [*answer_reasons(results, asked, 0.5), *client_reasons(summarise(results, 2), health, 2, 20.0)]
+    return [*answer_reasons(results, asked, 0.5), *client_reasons(summarise(results, 2), health, 2, 20.0, 0.95)]
 
 
 def test_a_clean_load_is_valid():

@@ -3,8 +3,9 @@
 import pytest
 from scipy import stats
 
+from raysd.draft.acceptance import add_positions
 from raysd.errors import MeasurementError
-from raysd.sweep.position_rates import add_positions, pooled_length, position_rates, wilson_interval
+from raysd.sweep.position_rates import pooled_length, position_rates, wilson_interval
 
 
 def test_position_rates_of_all_drafts_and_of_those_that_got_there():
