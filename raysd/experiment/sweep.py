@@ -146,7 +146,7 @@ class SweepSection(Section):
     blocks: int = Field(3, ge=3)
     """Rounds of all arms; statistics need at least 3."""
     until_ci: float | None = Field(None, gt=0, lt=1)
-    """Half of the width that the 95 % interval of every speed-up is to have at most, as a share of the speed-up: 0.05 is 5 %. After `blocks`, at least five, the
+    """Half of the width that the 95 % interval of every speed-up, by itself, is to have at most, as a share of the speed-up: 0.05 is 5 %. After `blocks`, at least five, the
     spread that they had decides how many more are run (Stein's two stages); null: none."""
     max_blocks: int = Field(30, ge=3)
     """Of them all, at most."""
