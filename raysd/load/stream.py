@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class MalformedStreamError(ValueError):
@@ -36,6 +39,7 @@ class _Delta(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
+    index: int = 0
     text: str | None = None
     delta: _Delta | None = None
     token_ids: list[int] | None = None
@@ -43,17 +47,17 @@ class _Choice(msgspec.Struct):
 
 
 class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: Count
+    completion_tokens: Count
     prompt_tokens_details: _PromptDetails | None = None
 
 
 class _Speculative(msgspec.Struct):
-    acceptance_histogram: list[int]
+    acceptance_histogram: list[Count]
 
 
 class _Metrics(msgspec.Struct):
@@ -61,7 +65,8 @@ class _Metrics(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
-    choices: list[_Choice]
+    choices: list[_Choice] | None = None
+    error: object = None
     usage: _Usage | None = None
     metrics: _Metrics | None = None
 
@@ -73,15 +78,16 @@ _decode = msgspec.json.Decoder(_Chunk).decode
 def parse_stream(reads: Sequence[tuple[int, bytes]]) -> Stream:
     """The answer in the reads (arrival in ns, bytes) of one response, of `/v1/completions` or `/v1/chat/completions`.
 
-    How many tokens a chunk carries is told by its token ids, or by how far the usage has come since the chunk before (`continuous_usage_stats`): one verify step
-    of a draft gives several. A server that tells neither has the tokens counted at the end, and its chunks' times. Raises MalformedStreamError rather than count
-    what is not certain.
+    How many tokens a chunk carries is told by its token ids, or by how far the usage has come since the chunk before, where every chunk has it
+    (`continuous_usage_stats`): one verify step of a draft gives several. A server that tells neither has the tokens counted at the end, and the times of its chunks
+    with text. Raises MalformedStreamError rather than count what is not certain.
     """
     token_ids: list[int] = []
     texts: list[str] = []
     chunk_ns: list[int] = []
     chunk_tokens: list[int | None] = []
-    finish_reason, usage, done, before, metrics = None, None, False, 0, None
+    finish_reason, usage, done, metrics = None, None, False, None
+    before, continuous = 0, True
     for arrived_ns, data in _events(reads):
         if done:
             raise MalformedStreamError("an event after [DONE]")
@@ -92,8 +98,17 @@ def parse_stream(reads: Sequence[tuple[int, bytes]]) -> Stream:
             chunk = _decode(data)
         except msgspec.MsgspecError as err:
             raise _why_not(data, err) from err
+        if chunk.error is not None:
+            raise MalformedStreamError(f"the server reports an error: {_shown(data)}")
+        if chunk.choices is None and chunk.usage is None:
+            raise MalformedStreamError(f"a chunk that lacks something (neither choices nor usage): {_shown(data)}")
         metrics, usage = chunk.metrics or metrics, chunk.usage or usage
-        for choice in chunk.choices:
+        counted = before if chunk.usage is None else chunk.usage.completion_tokens
+        if counted < before:
+            raise MalformedStreamError(f"the usage falls from {before} to {counted} output tokens")
+        for choice in chunk.choices or ():
+            if choice.index:
+                raise MalformedStreamError(f"a second answer, where one was asked for: {_shown(data)}")
             finish_reason = choice.finish_reason or finish_reason
             text = choice.text
             if text is None:
@@ -101,17 +116,17 @@ def parse_stream(reads: Sequence[tuple[int, bytes]]) -> Stream:
                 if delta is None and choice.token_ids is None:
                     raise MalformedStreamError(f"a chunk that lacks something (neither text, nor delta, nor token_ids): {_shown(data)}")
                 text = "" if delta is None else delta.content or delta.reasoning_content or delta.reasoning or ""  # a model may think before it answers
+            continuous = continuous and chunk.usage is not None  # a usage that comes with the end alone counts all tokens, not those of that chunk
             if choice.token_ids is not None:
                 new = len(choice.token_ids)
                 token_ids += choice.token_ids
             else:
-                new = None if chunk.usage is None else chunk.usage.completion_tokens - before
+                new = counted - before if continuous else None
             if text if new is None else new:  # a chat's first chunk tells the role and carries no token, a last one may tell the end alone
                 chunk_ns.append(arrived_ns)
                 chunk_tokens.append(new)
             texts.append(text)
-        if chunk.usage is not None:
-            before = chunk.usage.completion_tokens
+        before = counted
     if not done:
         raise MalformedStreamError("the stream ended before [DONE]")
     if usage is None:
@@ -142,11 +157,14 @@ def _acceptance(told: _Speculative | None) -> tuple[int | None, tuple[int, ...]]
 
 def _events(reads: Sequence[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
     """Arrival and data of each server-sent event; an event arrived when its last byte did. Raises MalformedStreamError for what is none."""
-    buffer = b""
+    buffer, after_return = b"", False
     for arrived_ns, read in reads:
+        if after_return and read.startswith(b"\n"):  # the second half of a line's end, whose event has been told of
+            read = read[1:]
+        after_return = read.endswith(b"\r")
+        if b"\r" in read:  # a line ends with CRLF, LF or CR (the HTML standard, 9.2.5)
+            read = read.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         text = buffer + read
-        if b"\r" in text:
-            text = text.replace(b"\r\n", b"\n")
         *events, buffer = text.split(b"\n\n")
         for event in events:
             if event.startswith(b"data: {") and b"\n" not in event:  # nearly all are
@@ -169,7 +187,7 @@ def _why_not(data: bytes, error: msgspec.MsgspecError) -> MalformedStreamError:
         return MalformedStreamError(f"an event that is not JSON: {_shown(data)}")
     if not isinstance(content, dict):
         return MalformedStreamError(f"an event that is not a JSON object: {_shown(data)}")
-    if "error" in content:
+    if content.get("error") is not None:
         return MalformedStreamError(f"the server reports an error: {_shown(data)}")
     return MalformedStreamError(f"a chunk that lacks something ({error}): {_shown(data)}")
 

@@ -35,7 +35,9 @@ def test_windows_line_ends_comments_and_chunks_without_tokens_are_fine():
     ([chunk([1, 2, 3], "abort"), USAGE, DONE], "broke the answer off"),
     ([chunk([1, 2], "stop"), USAGE, DONE], "counts 3 output tokens, the chunks hold 2"), ([DONE, USAGE], "after \\[DONE\\]"), ([b"data: 7\n\n"], "not a JSON object"),
     ([event({"choices": [{"finish_reason": None}]})], "lacks something"), ([USAGE, event({"choices": [], "usage": {"prompt_tokens": 7}}), DONE], "lacks something"),
-    ([event({"choices": 3})], "lacks something"),
+    ([event({"choices": 3})], "lacks something"), ([event({"id": 3})], "neither choices nor usage"),
+    ([chunk([1, 2, 3], "stop"), event({"choices": [], "error": {"message": "out of memory"}}), USAGE, DONE], "reports an error.*out of memory"),
+    ([event({"choices": [{"text": "a"}, {"text": "b", "index": 1}]})], "second answer"),
     ([b"data: {\"choi"], "inside an event"), ([], "before \\[DONE\\]")])
 def test_what_is_not_one_finished_completion_is_refused(reads, says):
     with pytest.raises(MalformedStreamError, match=says):
@@ -45,6 +47,40 @@ def test_what_is_not_one_finished_completion_is_refused(reads, says):
 def counted(text, output_tokens, finish_reason=None) -> bytes:
     """A chunk of a server that tells its usage continuously, and no token ids."""
     return event({"choices": [{"index": 0, "text": text, "finish_reason": finish_reason}], "usage": {"prompt_tokens": 7, "completion_tokens": output_tokens}})
+
+
+@pytest.mark.parametrize(("usages", "says"), [
+    ([2, 1, 3], "falls from 2 to 1"), ([3, 3, 2], "falls from 3 to 2"), ([-1, 2, 3], "lacks something"), ([-2, -1, 0], "lacks something")])
+def test_a_usage_that_is_nonsense_is_not_counted(usages, says):
+    reads = [counted("a", usages[0]), counted("b", usages[1]), counted("c", usages[2], "stop"), DONE]
+    with pytest.raises(MalformedStreamError, match=says):
+        parse_stream(list(enumerate(reads)))
+
+
+@pytest.mark.parametrize("last", [
+    {"prompt_tokens": -7, "completion_tokens": 3}, {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": -1}}])
+def test_no_count_of_a_usage_is_below_none(last):
+    with pytest.raises(MalformedStreamError, match="lacks something"):
+        parse_stream([(10, chunk([1, 2, 3], "stop")), (20, event({"choices": [], "usage": last}) + DONE)])
+
+
+def test_a_usage_that_comes_with_the_end_alone_makes_no_token_of_the_end():
+    reads = [(10, event({"choices": [{"text": "a"}]})), (20, event({"choices": [{"text": "b"}]})), (900, counted("", 2, "stop")), (901, DONE)]
+    stream = parse_stream(reads)
+    assert stream.chunk_ns == (10, 20) and stream.chunk_tokens == () and stream.output_tokens == 2
+
+
+def test_the_last_usage_may_come_without_choices():
+    for last in ({"usage": {"prompt_tokens": 7, "completion_tokens": 3}}, {"choices": None, "usage": {"prompt_tokens": 7, "completion_tokens": 3}, "error": None}):
+        assert parse_stream([(10, chunk([1, 2, 3], "stop")), (20, event(last) + DONE)]).output_tokens == 3
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n", b"\r"])
+def test_a_line_may_end_in_three_ways_and_its_event_arrives_with_it(ending):
+    text = (chunk([1, 2]) + chunk([3], "stop")).replace(b"\n", ending)
+    first = len(chunk([1, 2]).replace(b"\n", ending)) - (ending == b"\r\n")  # of CRLF, the CR ends the line already
+    stream = parse_stream([*((at, text[at:at + 1]) for at in range(len(text))), (900, (USAGE + DONE).replace(b"\n", ending))])
+    assert stream.chunk_tokens == (2, 1) and stream.chunk_ns[0] == first - 1
 
 
 def said(finish_reason=None, **delta) -> bytes:
