@@ -36,14 +36,18 @@ def left_to_measure(cells: Sequence[Cell], kept_on: Mapping[Cell, str], node: st
 
     Cells that are compared with each other and were all measured on one node, whichever, are done; of others those of another node are measured again.
     """
-    left = []
-    for cell in cells:
-        group = [each for each in cells if each.compared == cell.compared]
-        if len({kept_on.get(each) for each in group}) == 1 and group[0] in kept_on:
-            continue
-        if kept_on.get(cell) != node:
-            left.append(cell)
-    return left
+    return [cell for cell in cells if not _group_is_whole(cell, cells, kept_on) and kept_on.get(cell) != node]
+
+
+def is_whole(cells: Sequence[Cell], kept_on: Mapping[Cell, str]) -> bool:
+    """Whether no node has anything of a block left to measure."""
+    return all(_group_is_whole(cell, cells, kept_on) for cell in cells)
+
+
+def _group_is_whole(cell: Cell, cells: Sequence[Cell], kept_on: Mapping[Cell, str]) -> bool:
+    """Whether a cell, and those of its block that are compared with it, are measured, all on one node."""
+    nodes = {kept_on.get(each) for each in cells if each.compared == cell.compared}
+    return len(nodes) == 1 and None not in nodes
 
 
 class Schedule:

@@ -22,7 +22,7 @@ from raysd.sweep.cells import NONE, Cell, Engine, engine_name, plan_block, plan_
 from raysd.sweep.kept import keep, kept
 from raysd.sweep.lossless import Answer, Comparison, Difference, counts
 from raysd.sweep.measure import Measured
-from raysd.sweep.schedule import Answering, Block, Schedule, Work
+from raysd.sweep.schedule import Answering, Block, Schedule, Work, is_whole
 from raysd.sweep.sequential import wanted_blocks
 
 OpenNodes = Callable[[StageRun], AbstractContextManager[Sequence[Node]]]
@@ -74,16 +74,15 @@ class _Desk:
 
     def is_whole(self) -> bool:
         """Whether there is nothing left to do."""
-        engines, results = plan_engines(self._section), self._results
-        return (all(cell in results.cells for cell in self._cells()) and self._wanted() <= self._blocks and all(engine in results.answers for engine in engines)
-                and all(engine in results.comparisons for engine in engines if engine != NONE))
+        engines, results, kept_on = plan_engines(self._section), self._results, self._kept_on()
+        return (all(is_whole(self._block(number).cells, kept_on) for number in range(self._blocks)) and self._wanted() <= self._blocks
+                and all(engine in results.answers for engine in engines) and all(engine in results.comparisons for engine in engines if engine != NONE))
 
     def work_with(self, nodes: Sequence[Node]) -> None:
         """Has the nodes do what is left. Raises what ended the last of them, or what is no fault of a node at once."""
         self._together, self._nodes = all(node.together for node in nodes), len(nodes)
         answered = all(engine in self._results.comparisons for engine in plan_engines(self._section) if engine != NONE) and NONE in self._results.answers
-        kept_on = {cell: measured.row["node"] for cell, measured in self._results.cells.items()}
-        self._schedule = Schedule([*([] if answered else [Answering()]), *map(self._block, range(self._blocks))], kept_on)
+        self._schedule = Schedule([*([] if answered else [Answering()]), *map(self._block, range(self._blocks))], self._kept_on())
         to_do: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         for node in nodes:
             at_node = _AtNode(node, self, self._schedule, to_do.put, dict(self._results.answers))
@@ -160,6 +159,9 @@ class _Desk:
         measured = [self._results.cells[cell] for cell in self._cells()]
         write_results(self._run.out, measured, self._results)
         return metrics(self._section.k[0], measured, self._results)
+
+    def _kept_on(self) -> dict[Cell, str]:
+        return {cell: measured.row["node"] for cell, measured in self._results.cells.items()}
 
     def _wanted(self) -> int:
         """How many blocks there should be, by what is known so far."""

@@ -125,6 +125,18 @@ def test_when_the_last_node_is_lost_the_stage_can_be_tried_again_and_repeats_no_
     assert len(again.measured) == 19 and metrics["valid_cells"] == 24
 
 
+def test_cells_that_are_all_there_but_of_two_nodes_are_not_compared(experiment, tmp_path):
+    run_on(tmp_path / "store", experiment, Stand("a", experiment, fails={("bf16", 1): 99}))
+    with pytest.raises(NodeLostError):  # the gap is filled on another node, which is lost before it has measured the rest of the first comparison
+        run_on(tmp_path / "store", experiment, Stand("b", experiment, lost_after=11))
+    last = Stand("c", experiment)
+    cells, _ = run_on(tmp_path / "store", experiment, last)
+    compared = {}
+    for cell in cells:
+        compared.setdefault((cell["block"], cell["concurrency"]), set()).add(cell["node"])
+    assert last.measured and all(len(nodes) == 1 for nodes in compared.values())
+
+
 def test_an_invalid_cell_is_measured_once_more(experiment, tmp_path):
     node = Stand("a", experiment, fails={("bf16", 2): 1})
     cells, metrics = run_on(tmp_path / "store", experiment, node)

@@ -2,7 +2,7 @@ import threading
 
 from raysd.experiment.sweep import EngineSettings, SweepSection
 from raysd.sweep.cells import Cell, plan_block
-from raysd.sweep.schedule import Answering, Block, Schedule, left_to_measure
+from raysd.sweep.schedule import Answering, Block, Schedule, is_whole, left_to_measure
 
 SECTION = SweepSection(arms=["none", "bf16"], concurrency=[1, 2], engine=EngineSettings(max_num_seqs=2))
 
@@ -25,6 +25,12 @@ def test_another_node_measures_anew_what_is_compared_with_each_other_and_keeps_w
     assert left_to_measure(cells(), {one: "a", two: "a", three: "a"}, "b") == [three, four]
     assert left_to_measure(cells(), {one: "a", two: "b"}, "a") == [two, three, four], "no ratio of two nodes"
     assert left_to_measure(cells(), dict.fromkeys(cells(), "a"), "b") == []
+
+
+def test_a_block_is_whole_when_each_comparison_is_of_one_node():
+    one, two, three, four = cells()
+    assert is_whole(cells(), {one: "a", two: "a", three: "b", four: "b"})
+    assert not is_whole(cells(), {one: "a", two: "a", three: "a", four: "b"}) and not is_whole(cells(), {one: "a", two: "a", three: "a"})
 
 
 def test_a_block_that_its_node_gives_back_goes_to_the_next_who_asks():
