@@ -61,12 +61,12 @@ def open_nodes(run: StageRun, launch: Launch = launch) -> Iterator[Sequence[Node
     run = with_served_draft(run)
     prompts = run.prompts.alone("report")
     with contextlib.closing(Bench(platform.node(), run.experiment, prompts, run.inputs, launch, psutil.virtual_memory().available, run.out / "logs",
-                                  between_engines(run.experiment))) as bench:
+                                  memory_of_engines(run.experiment))) as bench:
         yield [bench]
 
 
-def between_engines(experiment: Experiment) -> Callable[[], None]:
-    """What is waited for before an engine starts in another's place: that the devices' memory is free again; nothing on a CPU, where it is as soon as a process ends."""
+def memory_of_engines(experiment: Experiment) -> Callable[[], None]:
+    """Waits until nobody holds the memory of the engines' devices; for nothing on a CPU, where it is free as soon as a process ends."""
     return (lambda: None) if experiment.hardware.name == CPU else partial(devices_free, os.environ)
 
 
@@ -169,7 +169,7 @@ class NodeActor:
         run = with_served_draft(StageRun(experiment, None, folders, None, scratch / "work", scratch / "out", no_progress))
         self._logs = scratch / "logs"
         self._bench = self._held.enter_context(contextlib.closing(
-            Bench(name, run.experiment, prompts, folders, launch, psutil.virtual_memory().available, self._logs, between_engines(run.experiment), put_load)))
+            Bench(name, run.experiment, prompts, folders, launch, psutil.virtual_memory().available, self._logs, memory_of_engines(run.experiment), put_load)))
         return self._bench.together
 
     def call(self, method: str, *arguments: Any) -> Any:

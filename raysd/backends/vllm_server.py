@@ -94,15 +94,19 @@ class VllmServer:
     """A server that was started; ready once `is_ready` has said so."""
 
     def __init__(self, spec: EngineSpec, log_path: Path, address: Address, command: list[str]) -> None:
-        """Starts the process, below a keeper that ends it with this one (raysd/backends/keeper.py)."""
+        """Starts the process, below a keeper that ends it with this one (raysd/backends/keeper.py). Raises EngineError if the machine starts none."""
         self.spec, self.log_path, self.address, self.command, self.model = spec, log_path, address, command, MODEL_NAME
         self.start_s: float | None = None
         self._started = time.monotonic()
-        log_path.parent.mkdir(parents=True, exist_ok=True)
-        with log_path.open("wb") as log:
-            self._process = subprocess.Popen([sys.executable, "-I", "-S", keeper.__file__, *self.command], stdin=subprocess.PIPE, stdout=log,
-                                             stderr=subprocess.STDOUT, start_new_session=True,
-                                             env=server_environment(spec, os.environ) | ({"VLLM_API_KEY": address.api_key} if address.api_key else {}))
+        environment = server_environment(spec, os.environ) | ({"VLLM_API_KEY": address.api_key} if address.api_key else {})
+        try:
+            log_path.parent.mkdir(parents=True, exist_ok=True)
+            with log_path.open("wb") as log:
+                self._process = subprocess.Popen([sys.executable, "-I", "-S", keeper.__file__, *self.command], stdin=subprocess.PIPE, stdout=log,
+                                                 stderr=subprocess.STDOUT, start_new_session=True, env=environment)
+        except OSError as err:
+            raise EngineError(what=f"the vLLM engine's process cannot be started: {err}", where=log_path,
+                              fix="look at the machine's memory, disk and limits (`ulimit -a`); then run again") from err
 
     def is_ready(self) -> bool:
         """Whether `/health` answers 200. Raises EngineError if the process has ended, or `start_timeout_s` has passed."""

@@ -82,9 +82,9 @@ class Bench:
     """The Node of this machine. To be closed, also after an error."""
 
     def __init__(self, name: str, experiment: Experiment, prompts: PromptSet, inputs: Mapping[str, Path], launch: Launch, available_bytes: int, logs: Path,
-                 between: Callable[[], None] = lambda: None, run: RunLoad = run_load) -> None:
+                 wait_for_memory: Callable[[], None] = lambda: None, run: RunLoad = run_load) -> None:
         """prompts: the report split, and those of workloads. inputs: `train` and `quantize` hold the drafts, as their arms need them. available_bytes: of memory, for engines.
-        logs: the folder for their logs. between: as Engines has it. run: what puts a load on an engine."""
+        logs: the folder for their logs. wait_for_memory: as Engines has it. run: what puts a load on an engine."""
         section = experiment.sweep
         target = resolve_target(experiment.target, no_progress)
         tokenizer = load_tokenizer(target, experiment.target)
@@ -95,7 +95,7 @@ class Bench:
         self._residency = decide_residency(section.residency, list(specs.values()), available_bytes)
         self.together = self._residency.together
         self._warm_ups: dict[str, list[dict[int, float]]] = {}
-        self._engines = Engines(specs, self.together, launch, logs, self._warm_up, between)
+        self._engines = Engines(specs, self.together, launch, logs, self._warm_up, wait_for_memory)
         self._telemetry = Telemetry(partial(print, flush=True), None if experiment.hardware.name == CPU else find_tool())
         self._telemetry.open()
 

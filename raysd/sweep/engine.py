@@ -78,7 +78,8 @@ class Server(Protocol):
 
 
 Launch = Callable[[EngineSpec, Path], Server]
-"""`launch(spec, log_path)`: a server whose process has been started and is not ready yet. Whoever launches it stops it."""
+"""`launch(spec, log_path)`: a server whose process has been started and is not ready yet. Whoever launches it stops it. Raises EngineError if the
+machine starts no process."""
 
 StartServer = Callable[[EngineSpec, Path], AbstractContextManager[Server]]
 """`with start_server(spec, log_path) as server:` is ready on entry; on exit every process of it has ended."""

@@ -22,10 +22,10 @@ class Engines:
     """Which engines are up. To be closed, also after an error: `with contextlib.closing(engines):`; by another thread than the one that works with them, if need be."""
 
     def __init__(self, specs: Mapping[Engine, EngineSpec], together: bool, launch: Launch, logs: Path, warm_up: Callable[[Engine, Server], None],
-                 between: Callable[[], None] = lambda: None) -> None:
-        """specs: of all engines, the baseline's first. warm_up: called with each engine that has come up. between: called before an engine is started in the
-        place of others; it returns when their memory is free, or raises EngineError."""
-        self._specs, self._together, self._launch, self._logs, self._warm_up, self._between = specs, together, launch, logs, warm_up, between
+                 wait_for_memory: Callable[[], None] = lambda: None) -> None:
+        """specs: of all engines, the baseline's first. warm_up: called with each engine that has come up. wait_for_memory: called before engines start while none is
+        up; it returns when nobody holds their devices' memory, or raises EngineError."""
+        self._specs, self._together, self._launch, self._logs, self._warm_up, self._wait_for_memory = specs, together, launch, logs, warm_up, wait_for_memory
         self._up: dict[Engine, Server] = {}
         self._closed, self._changing = False, threading.Lock()
         self._starts: Counter[Engine] = Counter()
@@ -85,15 +85,25 @@ class Engines:
 
     def _start(self, wanted: list[Engine]) -> None:
         """Side by side: most of a start is one thread importing and compiling."""
-        if not self._together and self._up:
-            self._end_all()
-            self._between()
+        try:
+            if not self._together:
+                self._end_all()
+            if not self._up:
+                self._wait_for_memory()
+        except EngineError as err:
+            for engine in wanted:
+                self._failures[engine].append(err)
+            return
         starting = {}
         try:
             for engine in wanted:
                 self._starts[engine] += 1
                 again = f"-start{self._starts[engine]}" if self._starts[engine] > 1 else ""
-                starting[engine] = self._launch(self._specs[engine], self._logs / f"{engine_name(engine)}{again}.log")
+                try:
+                    starting[engine] = self._launch(self._specs[engine], self._logs / f"{engine_name(engine)}{again}.log")
+                except EngineError as err:
+                    self._failures[engine].append(err)
+                    continue
                 self.commands[engine] = starting[engine].command
             while starting:
                 for engine, server in list(starting.items()):

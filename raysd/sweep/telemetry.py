@@ -175,7 +175,7 @@ def devices_free(environment: Mapping[str, str], patience_s: float = 60.0, sleep
             return
         if time.monotonic() >= deadline:
             words = ", ".join(f"device {reading.device} {_used_frac(reading):.0%}" for reading in busy)
-            raise EngineError(what=f"memory of devices is still in use {patience_s:g} s after the engines before have ended: {words}", where=tool.name,
+            raise EngineError(what=f"memory of the engines' devices is in use, and stayed so for {patience_s:g} s: {words}", where=tool.name,
                               fix="find who holds it (`amd-smi process`, `nvidia-smi`), and end it")
         sleep(PERIOD_S)
 

@@ -9,7 +9,7 @@ import pytest
 
 from raysd.backends.engine_log import telling_lines
 from raysd.backends.process_group import group_members
-from raysd.backends.vllm_server import free_port, parse_counters, server_command, server_environment, start_server
+from raysd.backends.vllm_server import free_port, launch, parse_counters, server_command, server_environment, start_server
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.errors import EngineError
 from raysd.experiment.sweep import EngineSettings
@@ -161,3 +161,9 @@ def test_a_folder_without_a_model_is_an_error_that_names_the_log(tmp_path):
     with pytest.raises(EngineError, match="(?s)before it was ready.*exit code 1.*Invalid repository ID or local directory") as caught, start_server(spec(tmp_path / "empty"), tmp_path / "e.log"):
         pytest.fail("the engine started without a model")
     assert caught.value.where == str(tmp_path / "e.log")
+
+
+def test_a_machine_that_starts_no_process_is_an_error_of_the_engine(tmp_path):
+    (tmp_path / "logs").write_text("a file where the folder should be")
+    with pytest.raises(EngineError, match="process cannot be started"):
+        launch(spec(), tmp_path / "logs" / "none.log")

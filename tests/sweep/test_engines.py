@@ -18,17 +18,29 @@ def failure(of) -> EngineError:
 
 @dataclass
 class World:
-    """Launches servers and remembers. never: engines that end before they are ready. cold: engines that end while they are warmed up, that often."""
+    """Launches servers and remembers. never: engines that end before they are ready. cold: engines that end while they are warmed up, that often. without_process:
+    those whose launch fails. held: how often somebody else's memory is in the way."""
 
     never: set = field(default_factory=set)
+    without_process: set = field(default_factory=set)
+    held: int = 0
     cold: dict = field(default_factory=dict)
     log: list = field(default_factory=list)
     up: list = field(default_factory=list)
 
     def engines(self, together=True) -> Engines:
-        return Engines({NONE: NONE, BF16: BF16, FP8: FP8}, together, self.launch, Path("logs"), self.warm_up, lambda: self.log.append("memory is free"))
+        return Engines({NONE: NONE, BF16: BF16, FP8: FP8}, together, self.launch, Path("logs"), self.warm_up, self.wait_for_memory)
+
+    def wait_for_memory(self):
+        assert not self.up
+        self.held -= 1
+        if self.held >= 0:
+            raise failure("the wait for memory")
+        self.log.append("memory is free")
 
     def launch(self, spec, log_path):
+        if spec in self.without_process:
+            raise failure(spec)
         self.log.append(("start", spec[0], log_path.name))
         return Stand(self, spec)
 
@@ -64,7 +76,7 @@ def test_together_all_start_with_the_first_that_is_needed():
     assert engines.to_start(BF16) == [NONE, BF16, FP8]
     assert engines.get(BF16).spec == BF16 and world.up == [NONE, BF16, FP8]
     engines.get(FP8)
-    assert len(world.log) == 3
+    assert len(world.log) == 4 and world.log[0] == "memory is free"
     engines.close()
     assert world.up == []
 
@@ -74,7 +86,39 @@ def test_alone_the_one_before_is_ended_and_its_memory_is_free_before_the_next_st
     engines = world.engines(together=False)
     engines.get(NONE)
     engines.get(BF16)
-    assert world.up == [BF16] and world.log == [("start", "none", "none.log"), "memory is free", ("start", "bf16", "bf16-k3.log")]
+    assert world.up == [BF16] and world.log == ["memory is free", ("start", "none", "none.log"), "memory is free", ("start", "bf16", "bf16-k3.log")]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_no_engine_starts_while_somebody_holds_the_memory_whatever_was_up_before(together):
+    world = World(held=1)
+    engines = world.engines(together)
+    with pytest.raises(EngineError, match="memory"):
+        engines.get(NONE)
+    assert not world.log and engines.get(NONE)
+    for engine in engines.up:
+        engines.put_away(engine)
+    world.log.clear()
+    world.held = 1
+    with pytest.raises(EngineError, match="memory"):
+        engines.get(NONE)
+    assert not world.log and not engines.given_up() and engines.get(NONE)
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("trouble", [{"held": 99}, {"without_process": {NONE, BF16, FP8}}])
+def test_what_keeps_a_process_from_starting_counts_as_a_start_that_failed(trouble, together):
+    engines = World(**trouble).engines(together)
+    for _ in range(9):
+        with pytest.raises(EngineError):
+            engines.get(BF16)
+    assert BF16 in engines.given_up() and not engines.to_start(BF16)
+
+
+def test_an_engine_without_a_process_keeps_no_other_from_starting():
+    world = World(without_process={BF16})
+    engines = world.engines()
+    assert engines.get(NONE).spec == NONE and engines.get(FP8).spec == FP8 and BF16 not in world.up
 
 
 def test_an_engine_that_does_not_start_is_tried_twice_and_the_others_are_up():
@@ -83,7 +127,7 @@ def test_an_engine_that_does_not_start_is_tried_twice_and_the_others_are_up():
     for _ in range(4):
         with pytest.raises(EngineError, match="fp8"):
             engines.get(FP8)
-    assert world.up == [NONE, BF16] and [entry[2] for entry in world.log if entry[1] == "fp8"] == ["fp8-k3.log", "fp8-k3-start2.log"]
+    assert world.up == [NONE, BF16] and [entry[2] for entry in world.log[1:] if entry[1] == "fp8"] == ["fp8-k3.log", "fp8-k3-start2.log"]
     assert list(engines.given_up()) == [FP8] and engines.to_start(FP8) == []
 
 
