@@ -98,15 +98,16 @@ def parse_stream(reads: Sequence[tuple[int, bytes]]) -> Stream:
             chunk = _decode(data)
         except msgspec.MsgspecError as err:
             raise _why_not(data, err) from err
+        choices, told = chunk.choices, chunk.usage
         if chunk.error is not None:
             raise MalformedStreamError(f"the server reports an error: {_shown(data)}")
-        if chunk.choices is None and chunk.usage is None:
+        if choices is None and told is None:
             raise MalformedStreamError(f"a chunk that lacks something (neither choices nor usage): {_shown(data)}")
-        metrics, usage = chunk.metrics or metrics, chunk.usage or usage
-        counted = before if chunk.usage is None else chunk.usage.completion_tokens
+        metrics, usage = chunk.metrics or metrics, told or usage
+        counted = before if told is None else told.completion_tokens
         if counted < before:
             raise MalformedStreamError(f"the usage falls from {before} to {counted} output tokens")
-        for choice in chunk.choices or ():
+        for choice in choices or ():
             if choice.index:
                 raise MalformedStreamError(f"a second answer, where one was asked for: {_shown(data)}")
             finish_reason = choice.finish_reason or finish_reason
@@ -116,7 +117,7 @@ def parse_stream(reads: Sequence[tuple[int, bytes]]) -> Stream:
                 if delta is None and choice.token_ids is None:
                     raise MalformedStreamError(f"a chunk that lacks something (neither text, nor delta, nor token_ids): {_shown(data)}")
                 text = "" if delta is None else delta.content or delta.reasoning_content or delta.reasoning or ""  # a model may think before it answers
-            continuous = continuous and chunk.usage is not None  # a usage that comes with the end alone counts all tokens, not those of that chunk
+            continuous = continuous and told is not None  # a usage that comes with the end alone counts all tokens, not those of that chunk
             if choice.token_ids is not None:
                 new = len(choice.token_ids)
                 token_ids += choice.token_ids
@@ -159,10 +160,10 @@ def _events(reads: Sequence[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
     """Arrival and data of each server-sent event; an event arrived when its last byte did. Raises MalformedStreamError for what is none."""
     buffer, after_return = b"", False
     for arrived_ns, read in reads:
-        if after_return and read.startswith(b"\n"):  # the second half of a line's end, whose event has been told of
-            read = read[1:]
-        after_return = read.endswith(b"\r")
+        if after_return:  # the second half of a line's end, whose event has been told of
+            read, after_return = read.removeprefix(b"\n"), False
         if b"\r" in read:  # a line ends with CRLF, LF or CR (the HTML standard, 9.2.5)
+            after_return = read.endswith(b"\r")
             read = read.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         text = buffer + read
         *events, buffer = text.split(b"\n\n")
