@@ -424,9 +424,7 @@ def _gc(args: argparse.Namespace) -> int:
 def _bench(args: argparse.Namespace) -> int:
     if args.selftest:
         return _selftest(args)
-    import os
-
-    from raysd.load.address import parse_address
+    from raysd.load.address import key_from, parse_address
     from raysd.load.arrivals import Load
     from raysd.load.bench import Asked, bench, bench_lines, write_bench
     from raysd.load.run import Limits, run_load
@@ -441,11 +439,7 @@ def _bench(args: argparse.Namespace) -> int:
         raise ExperimentError(what=f"a limit of {args.timeout} s", where="--timeout", fix="use more than 0")
     if not 0 <= args.temperature < float("inf"):
         raise ExperimentError(what=f"a temperature of {args.temperature}", where="--temperature", fix="use 0 or more")
-    api_key = None
-    if args.api_key_env is not None:
-        api_key = os.environ.get(args.api_key_env)
-        if not api_key:
-            raise ExperimentError(what=f"the environment has no variable {args.api_key_env}, or it is empty", where="--api-key-env", fix="export it before")
+    address = parse_address(args.url, None if args.api_key_env is None else key_from(os.environ, args.api_key_env))
     concurrency = 8 if args.concurrency is None and args.rate is None else args.concurrency
     load = Load(concurrency, args.rate, "poisson" if args.poisson else "constant", args.ramp, args.seed or 0)
     prompts = []
@@ -461,7 +455,7 @@ def _bench(args: argparse.Namespace) -> int:
         from raysd.backends.load_shards import run_shards
 
         run = partial(run_shards, args.shards)
-    told, rows = bench(parse_address(args.url, api_key), asked, load, Limits(request_s=args.timeout), run)
+    told, rows = bench(address, asked, load, Limits(request_s=args.timeout), run)
     if args.output is not None:
         write_bench(args.output, told, rows)
     print(json.dumps(told, indent=1) if args.json else "\n".join(bench_lines(told)), flush=True)

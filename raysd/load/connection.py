@@ -41,15 +41,15 @@ class Connection(asyncio.Protocol):
         self.now_ns = 0
         """When it last heard of the server, or sent."""
 
-    def send(self, path: str, body: bytes) -> tuple[int, asyncio.Future[Response]]:
-        """When it was sent, and the future of its whole answer. Raises through the future: UnheardError if the connection ends before any of it, ConnectionError if
-        it ends before all of it, or what the server sends is not HTTP."""
-        headers = {"host": self._address.authority, "content-type": "application/json", "accept": "text/event-stream", "content-length": str(len(body)),
-                   **self._address.headers()}
-        head = f"POST {self._address.prefix}{path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n"
+    def send(self, path: str, body: bytes | None, accept: str = "text/event-stream") -> tuple[int, asyncio.Future[Response]]:
+        """When it was sent, a POST if there is a body, and the future of its whole answer. Raises through the future: UnheardError if the connection ends before any
+        of it, ConnectionError if it ends before all of it, or what the server sends is not HTTP."""
+        of_body = {} if body is None else {"content-type": "application/json", "content-length": str(len(body))}
+        headers = {"host": self._address.authority, "accept": accept, **of_body, **self._address.headers()}
+        head = f"{'GET' if body is None else 'POST'} {self._address.prefix}{path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items()) + "\r\n"
         self._response, self._parser = Response(), httptools.HttpResponseParser(self)
         self._ended, self._heard = asyncio.get_running_loop().create_future(), False
-        message = head.encode("latin-1") + body
+        message = head.encode("ascii") + (body or b"")
         sent_ns = time.perf_counter_ns()
         self.now_ns = sent_ns
         self._transport.write(message)
@@ -78,6 +78,8 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError as err:
             self._fail(ConnectionError(f"what the server sends is not HTTP: {err}"))
+        except httptools.HttpParserUpgrade:
+            self._fail(ConnectionError("the server changes to another protocol, which nobody asked for"))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.closed = True

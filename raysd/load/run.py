@@ -81,7 +81,7 @@ def run_load(address: Address, model: str, requests: Sequence[Request], load: Lo
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             lags_ms = runner.run(client.run())
         elapsed_s = time.perf_counter() - begun_s
-        results = [_result(request, answer) for request, answer in zip(requests, client.answers, strict=True)]
+        results = [_result(request, answer, address) for request, answer in zip(requests, client.answers, strict=True)]
         cpu_s = time.thread_time() - cpu_s
     delays_ms = [(result.dispatched_ns - result.intended_ns) / 1e6 for result in results]
     return LoadRun(results, ClientHealth(cpu_s, elapsed_s, sum(len(result.chunk_ns) for result in results), percentile(lags_ms, 99) if lags_ms else 0.0,
@@ -227,16 +227,16 @@ def _undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-def _result(request: Request, answer: _Answer) -> Result:
+def _result(request: Request, answer: _Answer, address: Address) -> Result:
     error, stream = answer.error, None
     if error is None and answer.response.status != 200:
-        body = b"".join(read for _, read in answer.response.reads).decode("utf-8", errors="replace")[:300]
-        error = f"status {answer.response.status}: {body}"
+        body = address.without_key(b"".join(read for _, read in answer.response.reads).decode("utf-8", errors="replace"))
+        error = f"status {answer.response.status}: {body[:300]}"
     elif error is None:
         try:
             stream = parse_stream(answer.response.reads)
         except MalformedStreamError as err:
-            error = f"malformed answer: {err}"
+            error = f"malformed answer: {address.without_key(str(err))}"
     if stream is None:
         return Result(request.prompt_id, answer.intended_ns, answer.sent_ns, answer.ended_ns, error, answer.connect_ms)
     return Result(request.prompt_id, answer.intended_ns, answer.sent_ns, answer.ended_ns, None, answer.connect_ms, stream.token_ids, stream.text, stream.finish_reason,

@@ -52,6 +52,13 @@ def test_what_cannot_be_asked_exits_64_and_says_so(url, arguments, says, capsys,
     assert says in capsys.readouterr().err
 
 
+def test_a_key_that_cannot_be_sent_is_refused_by_its_name(url, capsys, monkeypatch):
+    monkeypatch.setenv("RAYSD_TEST_KEY", "secret\nx-other: 1")
+    assert main(["bench", url, "--api-key-env", "RAYSD_TEST_KEY", "--debug"]) == 64
+    told = capsys.readouterr().err
+    assert "RAYSD_TEST_KEY" in told and "secret" not in told
+
+
 def test_a_server_that_is_not_there_or_speaks_something_else_is_an_error(url, capsys):
     assert main(["bench", "http://127.0.0.1:9"]) == 1 and "did not answer" in capsys.readouterr().err
     assert main(["bench", f"{url}/elsewhere"]) == 1 and "OpenAI-compatible" in capsys.readouterr().err

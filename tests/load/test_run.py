@@ -21,12 +21,12 @@ from raysd.load.requests import Request
 from raysd.load.run import Limits, run_load
 
 PROMPT_TOKENS = 3
-HANG, SLOW, MUTE, STALE = 1, 11, 12, 13
+HANG, SLOW, MUTE, STALE, REPEAT = 1, 11, 12, 13, 14
 
 
 class Loopback:
     """Answers `/v1/completions` in chunks; the prompt's first token says how: 0 well, HANG not, SLOW with a pause, MUTE by the end of the connection, STALE likewise
-    if the connection was used before, others with a fault."""
+    if the connection was used before, REPEAT with the key that it was sent, others with a fault."""
 
     def __init__(self):
         self.in_flight = self.most_in_flight = 0
@@ -56,6 +56,8 @@ class Loopback:
             return web.Response(status=500, text="the engine is dead")
         if kind == 3:
             return web.Response(status=429, text="slow down")
+        if kind == REPEAT:
+            return web.Response(status=401, text=f"a bad key: {request.headers['authorization']}")
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         await asyncio.sleep(0.02)
@@ -241,3 +243,8 @@ def test_a_key_goes_with_every_request_and_what_only_vllm_knows_stays_away_from_
     run_load(parse_address(loopback.url, "secret"), "target", requests([0]), Load(concurrency=1), plain=True)
     [body] = loopback.bodies
     assert loopback.keys == ["Bearer secret"] and "return_token_ids" not in body and body["stream_options"] == {"include_usage": True}
+
+
+def test_a_key_that_a_server_repeats_is_not_in_the_result(loopback):
+    [result] = run_load(parse_address(loopback.url, "sk-secret-key"), "target", requests([REPEAT]), Load(concurrency=1)).results
+    assert result.error == "status 401: a bad key: Bearer (the key)"
