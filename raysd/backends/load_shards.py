@@ -9,10 +9,10 @@ from typing import Any
 from raysd.backends.ray_driver import connected, received
 from raysd.errors import NodeLostError
 from raysd.load.address import Address
-from raysd.load.arrivals import Load
+from raysd.load.arrivals import Load, Part
 from raysd.load.requests import Request
 from raysd.load.run import Limits, LoadRun, run_load
-from raysd.load.shards import ShardRun, cut, merge, start_delay_s
+from raysd.load.shards import ShardRun, cut, merge
 
 START_S = 2.0
 """From the moment at which all processes are there until they begin, together."""
@@ -25,16 +25,15 @@ class ShardActor:
         """Returns when it is there, its libraries loaded."""
         import uvloop  # noqa: F401
 
-    def run(self, address: Address, model: str, requests: Sequence[Request], load: Load, limits: Limits, plain: bool, begin_s: float) -> ShardRun:
-        """Its share; begin_s: when all begin, in seconds since 1970."""
-        time.sleep(max(0.0, begin_s - time.time()))
+    def run(self, address: Address, model: str, requests: Sequence[Request], load: Load | Part, limits: Limits, plain: bool, begin_ns: int | None) -> ShardRun:
+        """Its share; begin_ns: when all begin, in nanoseconds since 1970; None: when it is ready."""
         clock_ns = time.time_ns() - time.perf_counter_ns()
-        return ShardRun(run_load(address, model, requests, load, limits, plain), clock_ns)
+        return ShardRun(run_load(address, model, requests, load, limits, plain, None if begin_ns is None else begin_ns - clock_ns), clock_ns)
 
 
 def run_far(actor: Any, address: Address, model: str, requests: Sequence[Request], load: Load, limits: Limits, plain: bool) -> LoadRun:
     """As run_load, by the process of a ShardActor's handle. Raises NodeLostError if it has ended."""
-    return received(actor.run.remote(address, model, requests, load, limits, plain, 0.0), "the load", "sweep.client: other_node", NodeLostError).run
+    return received(actor.run.remote(address, model, requests, load, limits, plain, None), "the load", "sweep.client: other_node", NodeLostError).run
 
 
 def run_shards(count: int, address: Address, model: str, requests: Sequence[Request], load: Load, limits: Limits, plain: bool) -> LoadRun:
@@ -46,9 +45,9 @@ def run_shards(count: int, address: Address, model: str, requests: Sequence[Requ
         actors = [ray.remote(ShardActor).options(num_cpus=0, scheduling_strategy="SPREAD").remote() for _ in shards]
         for actor in actors:
             received(actor.ready.remote(), "the load", "--shards")
-        begin_s = time.time() + START_S
-        running = [actor.run.remote(address, model, [requests[place] for place in shard.places], shard.load, limits, plain, begin_s + start_delay_s(load, number, count))
-                   for number, (actor, shard) in enumerate(zip(actors, shards, strict=True))]
+        begin_ns = time.time_ns() + int(1e9 * START_S)
+        running = [actor.run.remote(address, model, [requests[place] for place in shard.places], shard.load, limits, plain, begin_ns)
+                   for actor, shard in zip(actors, shards, strict=True)]
         runs = [received(reference, "the load", "--shards") for reference in running]
     return merge(shards, runs, len(requests))
 

@@ -58,3 +58,25 @@ class Load:
         """When so many requests are expected to have been sent."""
         on_ramp = self.rate_s * self.ramp_s / 2
         return math.sqrt(2 * expected * self.ramp_s / self.rate_s) if expected < on_ramp else self.ramp_s / 2 + expected / self.rate_s
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of a load that several processes share, every count-th slot or request from `number` on, each at the moment that it has in the whole."""
+
+    whole: Load
+    number: int
+    count: int
+
+    @property
+    def concurrency(self) -> int | None:
+        """Its share of a closed loop."""
+        return None if self.whole.concurrency is None else len(range(self.number, self.whole.concurrency, self.count))
+
+    def start_s(self, slot: int) -> float:
+        """As a Load has it, of its own slots."""
+        return self.whole.start_s(self.number + slot * self.count)
+
+    def times_s(self, count: int) -> list[float]:
+        """As a Load has it, of so many requests of its own."""
+        return self.whole.times_s(self.number + (count - 1) * self.count + 1)[self.number :: self.count] if count else []

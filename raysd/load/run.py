@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from raysd.load.address import Address
-from raysd.load.arrivals import Load
+from raysd.load.arrivals import Load, Part
 from raysd.load.connection import Connection, Response, UnheardError, connect
 from raysd.load.percentiles import percentile
 from raysd.load.requests import Request, Result
@@ -67,20 +67,21 @@ RunLoad = Callable[[Address, str, Sequence[Request], Load, Limits, bool], LoadRu
 """Something that does as run_load does: in this process, in another one, in several."""
 
 
-def run_load(address: Address, model: str, requests: Sequence[Request], load: Load, limits: Limits = Limits(), plain: bool = False) -> LoadRun:
+def run_load(address: Address, model: str, requests: Sequence[Request], load: Load | Part, limits: Limits = Limits(), plain: bool = False, begin_ns: int | None = None) -> LoadRun:
     """Sends all requests as the load says, and returns when each has ended.
 
-    A request that is refused, cut off, garbled or too slow has its `error` set, and the others go on. plain: as Request.body has it.
+    A request that is refused, cut off, garbled or too slow has its `error` set, and the others go on. plain: as Request.body has it. begin_ns: the `perf_counter_ns`
+    that the load's times count from; None: when all is ready.
     """
     import uvloop
 
     bodies = [request.body(model, plain) for request in requests]
     client = _Client(address, [request.path for request in requests], bodies, load, limits)
     with _undisturbed():
-        cpu_s, begun_s = time.thread_time(), time.perf_counter()
+        cpu_s = time.thread_time()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            lags_ms = runner.run(client.run())
-        elapsed_s = time.perf_counter() - begun_s
+            lags_ms = runner.run(client.run(begin_ns))
+        elapsed_s = (time.perf_counter_ns() - client.begun_ns) / 1e9
         results = [_result(request, answer, address) for request, answer in zip(requests, client.answers, strict=True)]
         cpu_s = time.thread_time() - cpu_s
     delays_ms = [(result.dispatched_ns - result.intended_ns) / 1e6 for result in results]
@@ -99,18 +100,20 @@ class _Answer:
 
 
 class _Client:
-    def __init__(self, address: Address, paths: Sequence[str], bodies: Sequence[bytes], load: Load, limits: Limits) -> None:
+    def __init__(self, address: Address, paths: Sequence[str], bodies: Sequence[bytes], load: Load | Part, limits: Limits) -> None:
         self._address, self._tls, self._paths, self._bodies, self._load, self._limits = address, address.tls_context(), paths, bodies, load, limits
         self._in_flight: dict[Connection, int] = {}
         """Connections that wait for an answer, and since when."""
         self._too_slow: dict[Connection, str] = {}
         self._idle: list[Connection] = []
         self.answers: list[_Answer | None] = [None] * len(bodies)
+        self.begun_ns = 0
 
-    async def run(self) -> list[float]:
+    async def run(self, begin_ns: int | None) -> list[float]:
         """Loop lags, in ms."""
+        self.begun_ns = begun_ns = time.perf_counter_ns() if begin_ns is None else begin_ns
+        await _until(begun_ns)
         lag, watcher = _LagTimer(), asyncio.create_task(self._watch())
-        begun_ns = time.perf_counter_ns()
         try:
             async with asyncio.TaskGroup() as tasks:
                 if self._load.concurrency is not None:

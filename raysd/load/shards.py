@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from raysd.errors import ExperimentError
-from raysd.load.arrivals import Load
+from raysd.load.arrivals import Load, Part
 from raysd.load.requests import Request, Result
 from raysd.load.run import ClientHealth, LoadRun
 
@@ -15,7 +15,7 @@ from raysd.load.run import ClientHealth, LoadRun
 class Shard:
     """What one process does."""
 
-    load: Load
+    load: Part
     places: tuple[int, ...]
     """Of its requests among all."""
 
@@ -30,27 +30,19 @@ class ShardRun:
 
 
 def cut(load: Load, requests: Sequence[Request], count: int) -> list[Shard]:
-    """So many shards that together are the load.
+    """So many shards that together are the load, if they begin at one moment.
 
-    In a closed loop their concurrencies add up to the one asked for, and each has a share of the requests by it, so that all end together. At a rate each shard
-    sends every count-th request at its own time: constant arrivals stay evenly spaced, and Poisson arrivals of parts are Poisson arrivals of the whole.
-    Raises ExperimentError if there are more shards than requests in flight.
+    They take turns: the slots of a closed loop, each with the requests that are its, and the requests of an open loop go to one shard after the other, so that the
+    concurrencies add up, all end together, and ramps and arrivals of either kind are those that one process would have. Raises ExperimentError if there are more
+    shards than requests in flight.
     """
-    if load.concurrency is None:
-        return [Shard(replace(load, rate_s=load.rate_s / count, seed=load.seed + number), tuple(range(number, len(requests), count))) for number in range(count)]
-    if count > load.concurrency:
+    if load.concurrency is not None and count > load.concurrency:
         raise ExperimentError(what=f"{count} processes for {load.concurrency} requests in flight", where="--shards", fix=f"use at most {load.concurrency}")
-    slots = [load.concurrency // count + (number < load.concurrency % count) for number in range(count)]
-    owner = [number for number, size in enumerate(slots) for _ in range(size)]  # of each slot
-    places: list[list[int]] = [[] for _ in slots]
+    places: list[list[int]] = [[] for _ in range(count)]
     for place in range(len(requests)):
-        places[owner[place % load.concurrency]].append(place)
-    return [Shard(replace(load, concurrency=size), tuple(mine)) for size, mine in zip(slots, places, strict=True)]
-
-
-def start_delay_s(load: Load, number: int, count: int) -> float:
-    """By how much a shard's begin is put off, so that constant arrivals of all shards are evenly spaced."""
-    return number / load.rate_s if load.rate_s is not None and load.arrivals == "constant" else 0.0
+        slot = place if load.concurrency is None else place % load.concurrency
+        places[slot % count].append(place)
+    return [Shard(Part(load, number, count), tuple(mine)) for number, mine in enumerate(places)]
 
 
 def merge(shards: Sequence[Shard], runs: Sequence[ShardRun], requests: int) -> LoadRun:

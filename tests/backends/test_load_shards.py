@@ -17,3 +17,15 @@ def test_processes_hold_the_concurrency_together():
     assert [result.prompt_id for result in run.results] == [request.prompt_id for request in requests] and {result.error for result in run.results} == {None}
     window = steady_window(run.results, 10)
     assert mean_in_flight(run.results, window) == pytest.approx(10, rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("load", "times_s"), [
+    (Load(concurrency=6, ramp_s=1.2), [0.2 * slot for slot in range(6)]), (Load(rate_s=10, arrivals="poisson", seed=3), Load(rate_s=10, arrivals="poisson", seed=3).times_s(6))])
+def test_processes_send_when_one_would(load, times_s):
+    requests = [Request(f"q{number}", "a prompt", 100, 0.0, True) for number in range(6)]
+    with mock_server("--ttft-ms", "20", "--step-ms", "40") as address:  # each answer takes longer than the ramp, so that slot and request are of one number
+        results = run_shards(3, address, MODEL, requests, load, Limits(), False).results
+    assert {result.error for result in results} == {None}
+    sent_s = [(result.intended_ns - results[0].intended_ns) / 1e9 for result in results]
+    assert sent_s == pytest.approx([at_s - times_s[0] for at_s in times_s], abs=0.005)  # each process reads its two clocks one after the other

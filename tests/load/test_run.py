@@ -6,6 +6,7 @@ import ipaddress
 import json
 import ssl
 import threading
+import time
 
 import pytest
 from aiohttp import web
@@ -15,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from raysd.load import run as load_run
 from raysd.load.address import parse_address
-from raysd.load.arrivals import Load
+from raysd.load.arrivals import Load, Part
 from raysd.load.metrics import ttft_ms
 from raysd.load.requests import Request
 from raysd.load.run import Limits, run_load
@@ -232,6 +233,13 @@ def test_a_ramp_reaches_the_concurrency_step_by_step(loopback):
     run = run_load(parse_address(loopback.url), "target", requests([SLOW] * 4), Load(concurrency=4, ramp_s=0.4), FIVE_SECONDS)
     intended = [result.intended_ns for result in run.results]
     assert [round((at - intended[0]) / 1e6) for at in intended] == [0, 100, 200, 300]
+
+
+def test_processes_that_begin_at_one_moment_send_what_one_would(loopback):
+    begin_ns = time.perf_counter_ns() + 200_000_000
+    parts = [run_load(parse_address(loopback.url), "target", requests([0] * 4), Part(Load(rate_s=20), number, 2), FIVE_SECONDS, begin_ns=begin_ns) for number in range(2)]
+    assert [[round((result.intended_ns - begin_ns) / 1e6) for result in run.results] for run in parts] == [[0, 100, 200, 300], [50, 150, 250, 350]]
+    assert all(result.dispatched_ns >= result.intended_ns for run in parts for result in run.results)
 
 
 def test_the_client_says_how_it_kept_up(loopback):

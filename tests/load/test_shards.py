@@ -6,7 +6,7 @@ from raysd.errors import ExperimentError
 from raysd.load.arrivals import Load
 from raysd.load.requests import Request, Result
 from raysd.load.run import ClientHealth, LoadRun
-from raysd.load.shards import ShardRun, cut, merge, start_delay_s
+from raysd.load.shards import ShardRun, cut, merge
 
 REQUESTS = [Request(f"q{number}", "p", 1, 0.0, False) for number in range(70)]
 
@@ -19,17 +19,26 @@ def test_concurrencies_add_up_and_requests_are_dealt_by_them():
         cut(Load(concurrency=2), REQUESTS, 3)
 
 
-def test_constant_arrivals_of_all_shards_are_those_of_the_whole():
-    load = Load(rate_s=10)
+@pytest.mark.parametrize("count", [1, 3, 7])
+@pytest.mark.parametrize("load", [Load(rate_s=10), Load(rate_s=10, ramp_s=4), Load(rate_s=10, arrivals="poisson", seed=5), Load(rate_s=10, arrivals="poisson", ramp_s=4)])
+def test_arrivals_of_all_shards_are_those_of_the_whole(load, count):
     times = {}
-    for number, shard in enumerate(cut(load, REQUESTS, 3)):
-        times |= {place: at_s + start_delay_s(load, number, 3) for place, at_s in zip(shard.places, shard.load.times_s(len(shard.places)), strict=True)}
-    assert [times[place] for place in range(70)] == pytest.approx(load.times_s(70))
+    for shard in cut(load, REQUESTS, count):
+        times |= zip(shard.places, shard.load.times_s(len(shard.places)), strict=True)
+    assert [times[place] for place in range(70)] == load.times_s(70)
 
 
-def test_poisson_arrivals_of_shards_differ():
-    one, other = cut(Load(rate_s=10, arrivals="poisson"), REQUESTS, 2)
-    assert one.load.rate_s == 5 and one.load.times_s(9) != other.load.times_s(9)
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_on_a_ramp_each_first_request_of_all_shards_starts_when_it_would_in_the_whole(count):
+    load, starts = Load(concurrency=7, ramp_s=14), {}
+    for shard in cut(load, REQUESTS, count):
+        starts |= {shard.places[slot]: shard.load.start_s(slot) for slot in range(shard.load.concurrency)}
+    assert [starts[place] for place in range(7)] == [0, 2, 4, 6, 8, 10, 12]
+
+
+def test_a_shard_may_have_nothing_to_do_at_a_rate():
+    [*_, idle] = cut(Load(rate_s=1), REQUESTS[:2], 3)
+    assert idle.places == () and idle.load.times_s(0) == []
 
 
 def test_results_come_together_in_order_and_on_one_clock():
