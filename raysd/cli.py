@@ -112,7 +112,8 @@ def _add_bench(verbs: argparse._SubParsersAction) -> None:
     made.add_argument("--ignore-eos", action="store_true", help="every answer runs to --osl; for servers that know it (vLLM, SGLang)")
     made.add_argument("--seed", type=int, help="of random prompts, Poisson arrivals and sampling; default: 0")
     made.add_argument("--plain", action="store_true", help="send only what every OpenAI-compatible server knows; chunks then do not tell how many tokens they carry")
-    made.add_argument("--timeout", type=float, default=900.0, metavar="S", help="the longest that one request may take; default: %(default)g")
+    made.add_argument("--request-limit-s", type=float, metavar="S", help="the longest that one request may take; default: 900")
+    made.add_argument("--silence-limit-s", type=float, metavar="S", help="the longest that the server may send no byte of an answer; default: 300, or the request's limit where that is less")
     made.add_argument("--api-key-env", metavar="NAME", help="environment variable that holds the API key")
     made.add_argument("--output", type=Path, metavar="FOLDER", help="where to write bench.json and requests.jsonl")
     made.add_argument("--json", action="store_true", help="print JSON instead of text")
@@ -435,8 +436,7 @@ def _bench(args: argparse.Namespace) -> int:
         raise ExperimentError(what="it has no effect on prompts of one's own, which are as long as they are", where="--isl", fix="remove it, or --prompts")
     if args.seed is not None and args.prompts is not None and not args.poisson and args.temperature == 0:
         raise ExperimentError(what="it has no effect where nothing is random: prompts, arrivals and sampling are given", where="--seed", fix="remove it")
-    if not 0 < args.timeout < float("inf"):
-        raise ExperimentError(what=f"a limit of {args.timeout} s", where="--timeout", fix="use more than 0")
+    limits = Limits(Limits.request_s if args.request_limit_s is None else args.request_limit_s, args.silence_limit_s)
     if not 0 <= args.temperature < float("inf"):
         raise ExperimentError(what=f"a temperature of {args.temperature}", where="--temperature", fix="use 0 or more")
     address = parse_address(args.url, None if args.api_key_env is None else key_from(os.environ, args.api_key_env))
@@ -455,7 +455,7 @@ def _bench(args: argparse.Namespace) -> int:
         from raysd.backends.load_shards import run_shards
 
         run = partial(run_shards, args.shards)
-    told, rows = bench(address, asked, load, Limits(request_s=args.timeout), run)
+    told, rows = bench(address, asked, load, limits, run)
     if args.output is not None:
         write_bench(args.output, told, rows)
     print(json.dumps(told, indent=1) if args.json else "\n".join(bench_lines(told)), flush=True)

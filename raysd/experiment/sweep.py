@@ -18,6 +18,8 @@ ACCEPTANCE_SEQS = 16
 """Sequences that an engine decodes at once while a draft's acceptance is counted."""
 LARGEST_LAG_MS, SMALLEST_CONCURRENCY_FRAC, LARGEST_REPEATING_FRAC = 20.0, 0.95, 0.5
 """What makes a cell invalid unless an experiment says otherwise, and a bench, which has no experiment."""
+REQUEST_LIMIT_S, SILENCE_LIMIT_S = 900.0, 300.0
+"""When a request is given up, likewise: as a whole, and if no byte of its answer comes."""
 PILOT_BLOCKS = 5
 """Fewest blocks whose spread decides how many more there are: three would have a t quantile of 4.3, and need 2.4 times the blocks that five do."""
 DRAFT_ARGS = {"method", "model", "num-speculative-tokens", "rejection-sample-method", "synthetic-acceptance-rates", "synthetic-acceptance-length"}
@@ -178,6 +180,10 @@ class SweepSection(Section):
     """Of the asked concurrency, how much must have been in flight on average over the steady window; a cell with less is invalid."""
     largest_repeating_frac: float = Field(LARGEST_REPEATING_FRAC, ge=0, le=1)
     """Of a cell's answers, how many may end in a loop (32 tokens of a period of at most 16) before it is invalid: drafts guess loops easily."""
+    request_limit_s: Placement[float] = Field(REQUEST_LIMIT_S, gt=0)
+    """The longest that one request may take; one that takes longer has failed, which makes its cell invalid."""
+    silence_limit_s: Placement[float | None] = Field(None, gt=0)
+    """The longest that an engine may send no byte of an answer, likewise: a long prompt behind others takes time. null: 300, or request_limit_s where that is less."""
     near_tie_nat: float = Field(0.25, gt=0)
     """Largest gap, in nat, between the target's log-probabilities of two tokens that still counts as a tie of rounding."""
     engine: EngineSettings = EngineSettings()
@@ -214,6 +220,8 @@ class SweepSection(Section):
                     raise ValueError(f"{name}: has no effect without until_ci; remove it, or say how narrow the intervals are to be")
         elif self.max_blocks < max(self.blocks, PILOT_BLOCKS):
             raise ValueError(f"max_blocks: {self.max_blocks} are fewer than the {max(self.blocks, PILOT_BLOCKS)} that until_ci begins with")
+        if self.silence_limit_s is not None and self.silence_limit_s > self.request_limit_s:
+            raise ValueError(f"silence_limit_s: {self.silence_limit_s:g} has no effect above request_limit_s = {self.request_limit_s:g}; lower it, or raise the other")
         names = [w.name for w in self.workloads]
         if len(set(names)) != len(names):
             raise ValueError(f"workloads: {names} names something twice")

@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from raysd.errors import ExperimentError
+from raysd.experiment.sweep import REQUEST_LIMIT_S, SILENCE_LIMIT_S
 from raysd.load.address import Address
 from raysd.load.arrivals import Load, Part
 from raysd.load.connection import Connection, Response, UnheardError, connect
@@ -29,11 +32,24 @@ STALE_S = 1.0
 class Limits:
     """What keeps a load from hanging."""
 
-    request_s: float = 900.0
+    request_s: float = REQUEST_LIMIT_S
     """The longest that one request may take."""
-    silence_s: float = 300.0
-    """The longest that a server may say nothing while a request is in flight."""
+    silence_s: float | None = None
+    """The longest that a server may send no byte while a request is in flight; None: SILENCE_LIMIT_S, or request_s where that is less."""
     connect_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name, flag in (("request_s", "--request-limit-s"), ("silence_s", "--silence-limit-s")):
+            if (limit_s := getattr(self, name)) is not None and not 0 < limit_s < math.inf:
+                raise ExperimentError(what=f"a limit of {limit_s} s", where=flag, fix="use more than 0")
+        if self.silence_s is not None and self.silence_s > self.request_s:
+            raise ExperimentError(what=f"a limit of {self.silence_s:g} s has no effect above that of a request, {self.request_s:g} s", where="--silence-limit-s",
+                                  fix=f"use at most {self.request_s:g}, or raise --request-limit-s")
+
+    @property
+    def silent_s(self) -> float:
+        """The limit of silence that holds."""
+        return min(SILENCE_LIMIT_S, self.request_s) if self.silence_s is None else self.silence_s
 
 
 @dataclass(frozen=True)
@@ -182,8 +198,8 @@ class _Client:
             for connection, since_ns in list(self._in_flight.items()):
                 if now_ns - since_ns > 1e9 * self._limits.request_s:
                     self._too_slow[connection] = f"not answered within {self._limits.request_s:g} s"
-                elif now_ns - connection.now_ns > 1e9 * self._limits.silence_s:
-                    self._too_slow[connection] = f"nothing was heard for {self._limits.silence_s:g} s"
+                elif now_ns - connection.now_ns > 1e9 * self._limits.silent_s:
+                    self._too_slow[connection] = f"nothing was heard for {self._limits.silent_s:g} s"
                 if connection in self._too_slow:
                     connection.close()
             await asyncio.sleep(WATCH_EVERY_S)

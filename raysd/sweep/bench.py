@@ -17,13 +17,13 @@ from raysd.experiment.sweep import SweepSection
 from raysd.hardware.catalogue import CPU
 from raysd.load.arrivals import Load
 from raysd.load.requests import Request
-from raysd.load.run import Limits, RunLoad, run_load
+from raysd.load.run import RunLoad, run_load
 from raysd.prompts.prompt_set import PromptSet
 from raysd.sweep.cells import NONE, Cell, Engine, engine_name, plan_engines
 from raysd.sweep.engine import Launch, Server, engine_spec
 from raysd.sweep.engines import Engines
 from raysd.sweep.lossless import Answer, Comparison, compare, served_gap
-from raysd.sweep.measure import Measured, measure_cell, run_counted, unmeasured, wait_until_idle
+from raysd.sweep.measure import Measured, limits_of, measure_cell, run_counted, unmeasured, wait_until_idle
 from raysd.sweep.provenance import node_facts
 from raysd.sweep.residency import decide_residency
 from raysd.sweep.served import greedy_requests, refuse_failures
@@ -89,7 +89,7 @@ class Bench:
         target = resolve_target(experiment.target, no_progress)
         tokenizer = load_tokenizer(target, experiment.target)
         specs = {engine: engine_spec(experiment, target, draft_folder(experiment, inputs, engine[0]), engine[1]) for engine in plan_engines(section)}
-        self.name, self.section, self._experiment, self._run = name, section, experiment, run
+        self.name, self.section, self._experiment, self._limits, self._run = name, section, experiment, limits_of(section), run
         self._workloads = {workload.name: ready_prompts(workload, experiment, prompts, tokenizer) for workload in section.workloads}
         self._questions = greedy_requests(prompts.split("report", section.report_prompts), tokenizer, section.answer_tokens, experiment.target.max_model_len, experiment.prompts.path)
         self._residency = decide_residency(section.residency, list(specs.values()), available_bytes)
@@ -120,7 +120,7 @@ class Bench:
             return unmeasured(cell, self.name, err)
         try:
             if warm_up_requests := self._as_requests(warm_up_prompts(self._workloads[cell.workload], cell.concurrency, self.section.seed)):
-                load, _ = run_counted(server, warm_up_requests, cell.concurrency, self._run)
+                load, _ = run_counted(server, warm_up_requests, cell.concurrency, self._limits, self._run)
                 refuse_failures(load.results, server.log_path)
             return measure_cell(cell, self._requests(cell), server, self.name, self.section, self._telemetry.rows, self._run)
         except EngineError as err:
@@ -134,7 +134,7 @@ class Bench:
                 return None
             server = self._engines.get(engine)
             try:
-                load, counted = run_counted(server, self._questions, min(ANSWER_CONCURRENCY, self.section.engine.max_num_seqs), self._run)
+                load, counted = run_counted(server, self._questions, min(ANSWER_CONCURRENCY, self.section.engine.max_num_seqs), self._limits, self._run)
                 refuse_failures(load.results, server.log_path)
             except EngineError as err:
                 error = err
@@ -204,7 +204,7 @@ class Bench:
             for concurrency in self.section.concurrency_of(engine[0]):
                 questions = [self._questions[index % len(self._questions)] for index in range(concurrency)]
                 short = [Request(each.prompt_id, each.prompt, min(WARM_UP_TOKENS, each.max_tokens), 0.0, True) for each in questions]
-                results = self._run(server.address, server.model, short, Load(concurrency=concurrency), Limits(), False).results
+                results = self._run(server.address, server.model, short, Load(concurrency=concurrency), self._limits, False).results
                 refuse_failures(results, server.log_path)
                 token_ms[concurrency] = round(statistics.median((each.ended_ns - each.dispatched_ns) / 1e6 / each.output_tokens for each in results), 3)
             return token_ms

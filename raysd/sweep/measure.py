@@ -54,7 +54,7 @@ class Measured:
 
 def measure_cell(cell: Cell, requests: Sequence[Request], server: Server, node: str, sweep: SweepSection, seen: Seen = nothing_seen, run: RunLoad = run_load) -> Measured:
     """Puts the load of a cell on its server. seen: what telemetry saw meanwhile. A request that fails makes the cell invalid, with its reason. Raises EngineError if the engine dies."""
-    load, counted = run_counted(server, requests, cell.concurrency, run)
+    load, counted = run_counted(server, requests, cell.concurrency, limits_of(sweep), run)
     metrics = summarise(load.results, cell.concurrency)
     reasons = [*answer_reasons(load.results, requests, sweep.largest_repeating_frac), *client_reasons(metrics, load.health, cell.concurrency, sweep.largest_lag_ms, sweep.smallest_concurrency_frac),
                *engine_reasons(cell, counted)]
@@ -86,10 +86,15 @@ class Counted:
     """Whether it was started anew meanwhile: then the counts are of a part."""
 
 
-def run_counted(server: Server, requests: Sequence[Request], concurrency: int, run: RunLoad = run_load) -> tuple[LoadRun, Counted]:
+def limits_of(sweep: SweepSection) -> Limits:
+    """When a request to an engine of a sweep is given up."""
+    return Limits(sweep.request_limit_s, sweep.silence_limit_s)
+
+
+def run_counted(server: Server, requests: Sequence[Request], concurrency: int, limits: Limits, run: RunLoad = run_load) -> tuple[LoadRun, Counted]:
     """What came of some requests, and what the engine counted over them. run: what puts them on the server. Raises EngineError if the engine dies."""
     before = server.counters()
-    load = run(server.address, server.model, requests, Load(concurrency=concurrency), Limits(), False)
+    load = run(server.address, server.model, requests, Load(concurrency=concurrency), limits, False)
     server.check_alive()
     wait_until_idle(server)  # the counters of the last step are written with the count of running requests, a moment after its tokens are sent
     after = server.counters()

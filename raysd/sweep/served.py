@@ -15,7 +15,7 @@ from raysd.load.requests import Request, Result
 from raysd.prompts.prompt_set import Prompt
 from raysd.prompts.template import ChatTokenizer, render
 from raysd.sweep.engine import StartServer, engine_spec
-from raysd.sweep.measure import run_counted
+from raysd.sweep.measure import limits_of, run_counted
 
 
 def make_served_acceptance(experiment: Experiment, target_folder: Path, tokenizer: ChatTokenizer, start_server: StartServer, log_folder: Path,
@@ -32,7 +32,7 @@ def make_served_acceptance(experiment: Experiment, target_folder: Path, tokenize
         progress(f"starting vLLM with the draft, k = {k}")
         with start_server(engine_spec(experiment, target_folder, draft, k, settings), log_folder / f"served-{next(calls)}-k{k}.log") as server:
             progress(f"counting the draft's acceptance over {len(requests)} prompts, k = {k}")
-            load, counted = run_counted(server, requests, settings.max_num_seqs)
+            load, counted = run_counted(server, requests, settings.max_num_seqs, limits_of(experiment.sweep))
             refuse_failures(load.results, server.log_path)
         return counted.acceptance
 

@@ -4,9 +4,11 @@ import pytest
 
 from raysd.cli import main
 from raysd.errors import ExperimentError
+from raysd.experiment.sweep import REQUEST_LIMIT_S, SILENCE_LIMIT_S
 from raysd.load.arrivals import Load
 from raysd.load.bench import Asked, make_requests, told_acceptance
 from raysd.load.requests import Result
+from raysd.load.run import Limits
 from raysd.load.selftest import mock_server
 
 
@@ -40,7 +42,9 @@ def test_prompts_of_ones_own_are_asked_in_turn(url, tmp_path, capsys):
     ([], "no server is named"), (["URL", "--rate", "2", "--concurrency", "2"], "a concurrency or a rate"), (["URL", "--poisson"], "no effect on a closed loop"),
     (["URL", "--requests", "2", "--concurrency", "4"], "4 requests are to be in flight, and there are 2"), (["URL", "--model", "other"], "no model other"),
     (["URL", "--prompts", "nowhere.jsonl"], "no prompt file"), (["URL", "--isl", "3", "--prompts", "x"], "no effect"), (["URL", "--api-key-env", "RAYSD_NO_SUCH_KEY"], "no variable"),
-    (["ftp://x"], "not the URL of a server"), (["URL", "--timeout", "0"], "a limit of 0.0 s"), (["URL", "--shards", "9"], "9 processes for 8 requests"),
+    (["ftp://x"], "not the URL of a server"), (["URL", "--request-limit-s", "0"], "a limit of 0.0 s"), (["URL", "--request-limit-s", "nan"], "a limit of nan s"),
+    (["URL", "--silence-limit-s", "-1"], "a limit of -1.0 s"), (["URL", "--silence-limit-s", "inf"], "a limit of inf s"), (["URL", "--silence-limit-s", "901"], "above that of a request, 900 s"),
+    (["URL", "--request-limit-s", "2", "--silence-limit-s", "3"], "above that of a request, 2 s"), (["URL", "--shards", "9"], "9 processes for 8 requests"),
     (["URL", "--selftest"], "no effect beside --selftest"), (["--selftest", "--model", "mock"], "--model"), (["--selftest", "--ignore-eos"], "--ignore-eos"),
     (["URL", "--prompts", "PROMPTS", "--seed", "3"], "nothing is random"), (["URL", "--prompts", "PROMPTS", "--concurrency", "3"], "there are 2 prompts"),
     (["URL", "--prompts", "PROMPTS", "--concurrency", "3", "--requests", "9"], "there are 2 prompts"), (["URL", "--prompts", "EMPTY"], "not one prompt")])
@@ -50,6 +54,27 @@ def test_what_cannot_be_asked_exits_64_and_says_so(url, arguments, says, capsys,
     meant = {"URL": url, "PROMPTS": str(tmp_path / "two.jsonl"), "EMPTY": str(tmp_path / "none.jsonl")}
     assert main(["bench", *(meant.get(argument, argument) for argument in arguments)]) == 64
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("pace", "limits", "says"), [
+    (["--step-ms", "50"], ["--request-limit-s", "0.2"], "not answered within 0.2 s"), (["--step-ms", "5000"], ["--silence-limit-s", "0.2"], "nothing was heard for 0.2 s"),
+    (["--ttft-ms", "5000"], ["--request-limit-s", "0.2"], "within 0.2 s")])
+def test_the_limits_of_a_request_and_of_silence_can_be_set(pace, limits, says, capsys):
+    with mock_server("--ttft-ms", "5", *pace) as address:
+        assert main(["bench", address.url, "--concurrency", "1", "--requests", "1", *limits, "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["failures"] == 1 and says in told["invalid_reasons"][0]
+
+
+def test_the_help_says_the_limits_that_hold_by_default(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"one request may take; default: {REQUEST_LIMIT_S:g}" in told and f"default: {Limits().silent_s:g}, or the request's limit where that is less" in told
+
+
+def test_silence_is_never_longer_than_a_request():
+    assert (Limits().silent_s, Limits(request_s=5).silent_s, Limits(request_s=5, silence_s=2).silent_s) == (SILENCE_LIMIT_S, 5, 2)
 
 
 def test_a_key_that_cannot_be_sent_is_refused_by_its_name(url, capsys, monkeypatch):

@@ -94,6 +94,7 @@ def test_only_the_stages_that_are_needed_are_there(stages, changes: dict[str, An
         ({"store": "elsewhere"}, set()),
         ({"train": {"checkpoint_every_s": 1.0}, "hardware": {"resources": {"train": {"cpus": 1}}, "env": {"HF_HOME": "/models"}}}, set()),
         ({"sweep": {"engine": {"start_timeout_s": 60.0}}}, set()),
+        ({"sweep": {"request_limit_s": 3600.0, "silence_limit_s": 1800.0}}, set()),
         ({"sweep": {"engine": {"enforce_eager": True}}}, {"sweep", "report"}),
         ({"sweep": {"engine": {"max_num_seqs": 64}}}, {"sweep", "report"}),
         ({"sweep": {"engine": {"kv_cache_bytes": 2**28}}}, {"train", "quantize", "sweep", "report"}),
