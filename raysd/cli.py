@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 LOG_POLL_S = 1.0
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 STORE_HELP = "the artifacts' folder, or s3://BUCKET/PREFIX[?endpoint_url=URL&region=NAME&addressing_style=path]; default: the experiment's `store`"
+GOES_ON = "; `raysd run` goes on from there"
 EXIT_CODES = "exit codes: 0 done, 1 failed, 64 wrong configuration, 75 try again, 128 + N ended by signal N (130: Ctrl-C)"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command; returns the exit code."""
     args = _parser().parse_args(arguments)
-    return _guarded(lambda: args.command(args), args.debug)
+    return _guarded(lambda: args.command(args), args.debug, args.if_stopped)
 
 
 def run_here(arguments: list[str] | None = None) -> int:
@@ -42,7 +43,7 @@ def run_here(arguments: list[str] | None = None) -> int:
     parser.add_argument("--experiment", dest="spec", required=True, type=Path, help="the experiment file")
     parser.add_argument("--store", help=STORE_HELP)
     args = parser.parse_args(arguments, argparse.Namespace(address="auto", json=False))
-    return _guarded(lambda: _run(args), debug=False)
+    return _guarded(lambda: _run(args), debug=False, if_stopped=GOES_ON)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def verb(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
         made = verbs.add_parser(name, help=text, description=text, epilog=EXIT_CODES)
-        made.set_defaults(command=command)
+        made.set_defaults(command=command, if_stopped="")
         made.add_argument("--store", help=STORE_HELP)
         made.add_argument("--debug", action="store_true", help="show the traceback of an error")
         return made
@@ -68,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         return made
 
     run = as_json(of_experiment(verb("run", _run, "Runs the stages of an experiment that are not done yet, each as one Ray job.")))
+    run.set_defaults(if_stopped=GOES_ON)
     run.add_argument("--address", help="job server of a running Ray cluster, http://HOST:8265; default: a local Ray for this run only")
     as_json(of_experiment(verb("plan", _plan, "Shows what `run` would do, and why; changes nothing.")))
     report = as_json(verb("report", _report, "Prints the path of the report of a finished run; or compares two finished sweeps, B against A, cell by cell."))
@@ -94,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_bench(verbs: argparse._SubParsersAction) -> None:
     text = "Puts a load on an OpenAI-compatible server and tells TTFT, TPOT, E2EL and tokens a second; --selftest: on a server whose pace is known."
     made = verbs.add_parser("bench", help=text, description=text, epilog=EXIT_CODES)
-    made.set_defaults(command=_bench)
+    made.set_defaults(command=_bench, if_stopped="; a bench has results only at its end, and these are lost")
     made.add_argument("url", metavar="URL", nargs="?", help="the server, for instance http://127.0.0.1:8000")
     made.add_argument("--selftest", action="store_true", help="show that the load generator recovers what a server of known pace did, and what a chunk costs it")
     made.add_argument("--model", help="default: the only one that the server has")
@@ -120,8 +122,8 @@ def _add_bench(verbs: argparse._SubParsersAction) -> None:
     made.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
-def _guarded(command: Callable[[], int], debug: bool) -> int:
-    """A command's exit code; an error becomes one message, after its traceback if asked for."""
+def _guarded(command: Callable[[], int], debug: bool, if_stopped: str) -> int:
+    """A command's exit code; an error becomes one message, after its traceback if asked for. if_stopped: what to add if a signal ended it."""
     from raysd.signals import Terminated
 
     try:
@@ -131,9 +133,9 @@ def _guarded(command: Callable[[], int], debug: bool) -> int:
         if debug:
             traceback.print_exc()
         if isinstance(err, Terminated):
-            message, exit_code = f"stopped by {err}; `raysd run` goes on from there", 128 + err.number
+            message, exit_code = f"stopped by {err}{if_stopped}", 128 + err.number
         elif isinstance(err, KeyboardInterrupt):
-            message, exit_code = "interrupted; `raysd run` goes on from there", 130
+            message, exit_code = f"interrupted{if_stopped}", 130
         elif isinstance(err, RaysdError):
             message, exit_code = f"error: {err}", err.exit_code
         elif isinstance(err, BrokenPipeError):
@@ -427,7 +429,7 @@ def _bench(args: argparse.Namespace) -> int:
         return _selftest(args)
     from raysd.load.address import key_from, parse_address
     from raysd.load.arrivals import Load
-    from raysd.load.bench import Asked, bench, bench_lines, write_bench
+    from raysd.load.bench import Asked, bench, bench_lines, check_output, write_bench
     from raysd.load.run import Limits, run_load
 
     if args.url is None:
@@ -455,10 +457,14 @@ def _bench(args: argparse.Namespace) -> int:
         from raysd.backends.load_shards import run_shards
 
         run = partial(run_shards, args.shards)
-    told, rows = bench(address, asked, load, limits, run)
     if args.output is not None:
-        write_bench(args.output, told, rows)
-    print(json.dumps(told, indent=1) if args.json else "\n".join(bench_lines(told)), flush=True)
+        check_output(args.output)
+    told, rows = bench(address, asked, load, limits, run)
+    try:
+        if args.output is not None:
+            write_bench(args.output, told, rows)
+    finally:  # what was measured is told even if the disk has become full
+        print(json.dumps(told, indent=1) if args.json else "\n".join(bench_lines(told)), flush=True)
     return 0 if told["valid"] else 1
 
 

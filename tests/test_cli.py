@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 import raysd
+from raysd import cli
 from raysd.artifacts import ArtifactKey, FolderHome
 from raysd.backends.stores import open_store
 from raysd.cli import main
 from raysd.errors import ArtifactError, StageError
 from raysd.experiment import load_experiment
 from raysd.pipeline.preflight import resolve, stages_of
+from raysd.signals import Terminated
 from tests.records import publish_files, publish_stage
 from tests.report.conftest import Demo
 
@@ -366,3 +368,15 @@ def test_an_experiment_file_stands_for_its_finished_sweep(write_experiment: Call
     assert done.returncode == 0 and json.loads(done.stdout)["headline"] == "It wins." and json.loads(done.stdout)["report"].endswith("report.html")
     assert (tmp_path / "copy" / "summary.md").read_bytes() == b"# tiny" and (tmp_path / "step.md").read_text() == "# tiny\n\n"
     assert call("run", spec).returncode == 0 and (tmp_path / "step.md").read_text() == "# tiny\n\n# tiny\n\n"
+
+
+@pytest.mark.parametrize(("error", "exit_code", "says"), [(KeyboardInterrupt(), 130, "interrupted"), (Terminated(15), 143, "stopped by SIGTERM")])
+@pytest.mark.parametrize(("verb", "goes_on"), [(["run", "x.yaml"], True), (["plan", "x.yaml"], False), (["gc", "--store", "x"], False), (["bench", "x"], False)])
+def test_only_a_run_that_was_ended_says_that_it_goes_on(verb, goes_on, error, exit_code, says, monkeypatch, capsys):
+    def ended(args):
+        raise error
+
+    monkeypatch.setattr(cli, f"_{verb[0]}", ended)
+    assert main(verb) == exit_code
+    told = capsys.readouterr().err
+    assert says in told and ("raysd run" in told) == goes_on

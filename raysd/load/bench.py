@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from raysd.draft.acceptance import add_positions
-from raysd.errors import ExperimentError
+from raysd.errors import ArtifactError, ExperimentError
 from raysd.experiment.sweep import LARGEST_LAG_MS, LARGEST_REPEATING_FRAC, SMALLEST_CONCURRENCY_FRAC
 from raysd.load.address import Address
 from raysd.load.arrivals import Load
@@ -22,6 +25,10 @@ from raysd.load.run import Limits, RunLoad, run_load
 
 REQUESTS_PER_SLOT = 10
 """If nobody says how many: as InferenceX has it."""
+FILES = ("requests.jsonl", "bench.json")
+"""Of a bench's results, the last one written last."""
+PROBE_BYTES = 2**20
+"""What must fit before a load begins; a request makes a kilobyte or several."""
 WORDS = ("able about above across act add after again age air all along also always among animal answer any apple area arm ask away back base bear beat bed been begin bell best "
          "bird black blue boat body bone book born both box boy bring brown build busy call came camp can car care case cat catch cause cell chair check child city class clear "
          "climb clock cloud coast cold come cook cool copy corn cost count cover cow crop cross cry cut dance dark day deal dear deep desk did die dog done door down draw dream "
@@ -106,14 +113,37 @@ def told_acceptance(results: Sequence[Result]) -> dict[str, Any]:
     return {"drafts": drafts, "accepted": sum(per_position), "per_position": per_position, "acceptance_length": 1 + sum(per_position) / drafts if drafts else None}
 
 
-def write_bench(folder: Path, told: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
-    """Writes bench.json and requests.jsonl. Raises ExperimentError if the folder cannot be written."""
+def check_output(folder: Path) -> None:
+    """Raises ExperimentError if the results could not be written there, which is to be known before a load that takes hours. Makes the folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "bench.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
-        (folder / "requests.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        if taken := [name for name in FILES if (folder / name).is_dir()]:
+            raise IsADirectoryError(f"{taken[0]} is a folder there")
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(PROBE_BYTES))
+            probe.flush()
+            os.fsync(probe.fileno())
     except OSError as err:
-        raise ExperimentError(what=f"the results cannot be written: {err}", where=f"--output {folder}", fix="name another folder") from err
+        raise ExperimentError(what=f"the results could not be written: {err}", where=f"--output {folder}", fix="name another folder, or make this one writable and free some space") from err
+
+
+def write_bench(folder: Path, told: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+    """Writes requests.jsonl and, last, bench.json: where that is, both are whole and of one load. Raises ArtifactError if the folder cannot be written."""
+    contents = ("".join(json.dumps(row) + "\n" for row in rows), json.dumps(told, indent=1))
+    parts = [folder / f".{name}.{os.getpid()}.part" for name in FILES]
+    try:
+        with contextlib.ExitStack() as leftovers:
+            for part, content in zip(parts, contents, strict=True):
+                leftovers.callback(part.unlink, missing_ok=True)
+                with part.open("w", encoding="utf-8") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+            (folder / FILES[-1]).unlink(missing_ok=True)  # of an earlier load, beside requests that are no longer its
+            for part, name in zip(parts, FILES, strict=True):
+                part.replace(folder / name)
+    except OSError as err:
+        raise ArtifactError(what=f"the results cannot be written: {err}", where=f"--output {folder}", fix="they are on standard output, except for the single requests; free some space") from err
 
 
 def bench_lines(told: dict[str, Any]) -> list[str]:

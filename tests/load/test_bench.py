@@ -1,4 +1,8 @@
 import json
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -6,7 +10,8 @@ from raysd.cli import main
 from raysd.errors import ExperimentError
 from raysd.experiment.sweep import REQUEST_LIMIT_S, SILENCE_LIMIT_S
 from raysd.load.arrivals import Load
-from raysd.load.bench import Asked, make_requests, told_acceptance
+from raysd.load.ask import ask_text
+from raysd.load.bench import Asked, make_requests, told_acceptance, write_bench
 from raysd.load.requests import Result
 from raysd.load.run import Limits
 from raysd.load.selftest import mock_server
@@ -82,6 +87,63 @@ def test_a_key_that_cannot_be_sent_is_refused_by_its_name(url, capsys, monkeypat
     assert main(["bench", url, "--api-key-env", "RAYSD_TEST_KEY", "--debug"]) == 64
     told = capsys.readouterr().err
     assert "RAYSD_TEST_KEY" in told and "secret" not in told
+
+
+NO_SERVER = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize("output", ["a file", "a file/below", "taken", "/proc/nothing/can/be/made/here"])
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_asked(output, tmp_path, capsys):
+    (tmp_path / "a file").touch()
+    (tmp_path / "taken" / "bench.json").mkdir(parents=True)
+    assert main(["bench", NO_SERVER, "--output", str(tmp_path / output)]) == 64
+    assert "--output" in capsys.readouterr().err
+
+
+def run_with_largest_file(size_bytes, code):
+    """What a Python process says, and its exit code, in which a file can be no larger: what is written beyond that fails, as on a disk that is full."""
+    limited = f"import resource, signal; resource.setrlimit(resource.RLIMIT_FSIZE, ({size_bytes}, {size_bytes})); {code}"
+    return subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, timeout=100)
+
+
+def test_an_output_without_space_is_refused_before_anything_is_asked(tmp_path):
+    ended = run_with_largest_file(4096, f"import sys; from raysd.cli import main; sys.exit(main(['bench', '{NO_SERVER}', '--output', '{tmp_path}']))")
+    assert ended.returncode == 64 and "--output" in ended.stderr and "Traceback" not in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("too_large", ["rows", "told"])
+def test_results_are_written_whole_or_not_at_all(tmp_path, too_large):
+    write_bench(tmp_path, {"of": "before"}, [{"row": 1}])
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert set(before) == {"bench.json", "requests.jsonl"}
+    told, rows = ({"of": "now"}, [{"row": "x" * 100}] * 1000) if too_large == "rows" else ({"of": "x" * 100_000}, [{"row": 2}])
+    ended = run_with_largest_file(50_000, f"from pathlib import Path; from raysd.load.bench import write_bench; write_bench(Path('{tmp_path}'), {told}, {rows})")
+    assert "ArtifactError" in ended.stderr and {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_what_cannot_be_written_at_the_end_is_told_all_the_same(url, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("raysd.load.bench.check_output", lambda folder: (folder / "bench.json").mkdir(parents=True))  # somebody makes it meanwhile
+    assert main(["bench", url, "--requests", "1", "--concurrency", "1", "--osl", "2", "--output", str(tmp_path / "out"), "--json"]) == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["requests"] == 1 and "cannot be written" in shown.err
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["bench.json"]
+
+
+def test_an_interrupted_bench_says_what_is_true_of_it():
+    with mock_server("--ttft-ms", "60000") as address:
+        bench = subprocess.Popen([sys.executable, "-m", "raysd", "bench", address.url, "--concurrency", "2", "--requests", "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a shell's background jobs, and what they start, ignore it
+        try:
+            while "num_requests_running 2" not in ask_text(address, "/metrics"):
+                assert bench.poll() is None
+                time.sleep(0.05)
+            bench.send_signal(signal.SIGINT)
+            shown, told = bench.communicate(timeout=60)
+        finally:
+            bench.kill()
+            bench.wait()
+    assert bench.returncode == 130 and shown == "" and "interrupted; a bench has results only at its end" in told and "raysd run" not in told and "Traceback" not in told
 
 
 def test_a_server_that_is_not_there_or_speaks_something_else_is_an_error(url, capsys):
