@@ -427,10 +427,14 @@ def _gc(args: argparse.Namespace) -> int:
 def _bench(args: argparse.Namespace) -> int:
     if args.selftest:
         return _selftest(args)
+    from functools import partial
+
     from raysd.load.address import key_from, parse_address
     from raysd.load.arrivals import Load
     from raysd.load.bench import Asked, bench, bench_lines, check_output, write_bench
     from raysd.load.run import Limits, run_load
+    from raysd.load.tally import TELL_EVERY_S, Tally, telling
+    from raysd.pipeline.display import open_display
 
     if args.url is None:
         raise ExperimentError(what="no server is named", where="URL", fix="name one, or use --selftest")
@@ -450,16 +454,16 @@ def _bench(args: argparse.Namespace) -> int:
 
         prompts = [row.messages for row in read_source(Path(args.prompts), "--prompts")]
     asked = Asked(args.model, prompts, args.isl or Asked.isl, args.osl, args.endpoint, args.requests, args.temperature, args.ignore_eos, args.seed or 0, args.plain)
-    run = run_load
+    tally = Tally()
+    run = partial(run_load, tally=tally)
     if args.shards > 1:
-        from functools import partial
-
         from raysd.backends.load_shards import run_shards
 
-        run = partial(run_shards, args.shards)
+        run = partial(run_shards, args.shards, tally)
     if args.output is not None:
         check_output(args.output)
-    told, rows = bench(address, asked, load, limits, run)
+    with open_display(sys.stderr, refreshes_per_s=1 / TELL_EVERY_S) as display, telling(tally, display.stage_started("bench", 1, address.url)):
+        told, rows = bench(address, asked, load, limits, run)
     try:
         if args.output is not None:
             write_bench(args.output, told, rows)

@@ -21,6 +21,7 @@ from raysd.load.connection import Connection, Response, UnheardError, connect
 from raysd.load.percentiles import percentile
 from raysd.load.requests import Request, Result
 from raysd.load.stream import MalformedStreamError, parse_stream
+from raysd.load.tally import Tally
 
 LAG_EVERY_S = 0.02
 WATCH_EVERY_S = 0.5
@@ -83,16 +84,17 @@ RunLoad = Callable[[Address, str, Sequence[Request], Load, Limits, bool], LoadRu
 """Something that does as run_load does: in this process, in another one, in several."""
 
 
-def run_load(address: Address, model: str, requests: Sequence[Request], load: Load | Part, limits: Limits = Limits(), plain: bool = False, begin_ns: int | None = None) -> LoadRun:
+def run_load(address: Address, model: str, requests: Sequence[Request], load: Load | Part, limits: Limits = Limits(), plain: bool = False, begin_ns: int | None = None,
+             tally: Tally | None = None) -> LoadRun:
     """Sends all requests as the load says, and returns when each has ended.
 
     A request that is refused, cut off, garbled or too slow has its `error` set, and the others go on. plain: as Request.body has it. begin_ns: the `perf_counter_ns`
-    that the load's times count from; None: when all is ready.
+    that the load's times count from; None: when all is ready. tally: is told how far the load is.
     """
     import uvloop
 
     bodies = [request.body(model, plain) for request in requests]
-    client = _Client(address, [request.path for request in requests], bodies, load, limits)
+    client = _Client(address, [request.path for request in requests], bodies, load, limits, tally or Tally())
     with _undisturbed():
         cpu_s = time.thread_time()
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -116,14 +118,15 @@ class _Answer:
 
 
 class _Client:
-    def __init__(self, address: Address, paths: Sequence[str], bodies: Sequence[bytes], load: Load | Part, limits: Limits) -> None:
-        self._address, self._tls, self._paths, self._bodies, self._load, self._limits = address, address.tls_context(), paths, bodies, load, limits
+    def __init__(self, address: Address, paths: Sequence[str], bodies: Sequence[bytes], load: Load | Part, limits: Limits, tally: Tally) -> None:
+        self._address, self._tls, self._paths, self._bodies, self._load, self._limits, self._tally = address, address.tls_context(), paths, bodies, load, limits, tally
         self._in_flight: dict[Connection, int] = {}
         """Connections that wait for an answer, and since when."""
         self._too_slow: dict[Connection, str] = {}
         self._idle: list[Connection] = []
         self.answers: list[_Answer | None] = [None] * len(bodies)
         self.begun_ns = 0
+        tally.requests += len(bodies)
 
     async def run(self, begin_ns: int | None) -> list[float]:
         """Loop lags, in ms."""
@@ -156,8 +159,12 @@ class _Client:
 
     async def _ask(self, index: int, intended_ns: int) -> _Answer:
         answer = self.answers[index] = _Answer(intended_ns, intended_ns, intended_ns)
+        self._tally.in_flight += 1
         if await self._try(answer, index):
             await self._try(answer, index, fresh=True)
+        self._tally.in_flight -= 1
+        self._tally.ended += 1
+        self._tally.failed += answer.error is not None or answer.response.status != 200
         return answer
 
     async def _try(self, answer: _Answer, index: int, fresh: bool = False) -> bool:

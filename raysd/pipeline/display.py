@@ -12,9 +12,9 @@ LINE_INTERVAL_S = 10.0
 """Between two plain lines of one stage."""
 
 
-def open_display(stream: IO[str]) -> PlainDisplay | LiveDisplay:
-    """The display that fits a stream; use it in a `with`."""
-    return LiveDisplay(stream) if stream.isatty() else PlainDisplay(stream)
+def open_display(stream: IO[str], refreshes_per_s: float = 10) -> PlainDisplay | LiveDisplay:
+    """The display that fits a stream; use it in a `with`. refreshes_per_s: of a live one; each takes this process a millisecond or so."""
+    return LiveDisplay(stream, refreshes_per_s) if stream.isatty() else PlainDisplay(stream)
 
 
 def describe(doing: str, done: float | None, total: float | None, unit: str, figures: dict[str, float]) -> str:
@@ -106,7 +106,7 @@ class PlainDisplay:
 class LiveDisplay:
     """One moving line with a bar for the stage at work; finished stages stay above it."""
 
-    def __init__(self, stream: IO[str]) -> None:
+    def __init__(self, stream: IO[str], refreshes_per_s: float) -> None:
         from rich.console import Console  # late: `raysd --help` does without
         from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bars
@@ -120,6 +120,7 @@ class LiveDisplay:
             TextColumn("{task.description}", markup=False),
             console=self._console,
             transient=True,
+            refresh_per_second=refreshes_per_s,
         )
         self._task: Any = None
 

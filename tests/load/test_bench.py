@@ -71,6 +71,14 @@ def test_the_limits_of_a_request_and_of_silence_can_be_set(pace, limits, says, c
     assert told["failures"] == 1 and says in told["invalid_reasons"][0]
 
 
+def test_a_bench_says_how_far_it_is_while_a_server_hangs(capsys, monkeypatch):
+    monkeypatch.setattr("raysd.pipeline.display.LINE_INTERVAL_S", 0)
+    with mock_server("--ttft-ms", "60000") as address:
+        assert main(["bench", address.url, "--concurrency", "2", "--requests", "3", "--request-limit-s", "2.5", "--json"]) == 1
+    shown = capsys.readouterr()
+    assert f"bench: started ({address.url})" in shown.err and "answering 0/3 requests (0%), in_flight 2\n" in shown.err and json.loads(shown.out)["failures"] == 3
+
+
 def test_the_help_says_the_limits_that_hold_by_default(capsys):
     with pytest.raises(SystemExit):
         main(["bench", "--help"])

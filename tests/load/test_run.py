@@ -20,6 +20,7 @@ from raysd.load.arrivals import Load, Part
 from raysd.load.metrics import ttft_ms
 from raysd.load.requests import Request
 from raysd.load.run import Limits, run_load
+from raysd.load.tally import Tally
 
 PROMPT_TOKENS = 3
 HANG, SLOW, MUTE, STALE, REPEAT = 1, 11, 12, 13, 14
@@ -205,6 +206,12 @@ def test_a_server_may_speak_tls_and_must_then_be_vouched_for(loopback, certifica
 def test_a_server_that_is_not_there_is_an_error_of_each_request():
     results = ask("http://127.0.0.1:9", [0, 0], 2)
     assert all("connection failed" in result.error for result in results)
+
+
+def test_a_load_keeps_a_tally_of_itself(loopback):
+    tally = Tally()
+    run = run_load(parse_address(loopback.url), "target", requests([0, 2, HANG, 4, 0]), Load(concurrency=2), Limits(request_s=1), tally=tally)
+    assert tally == Tally(requests=5, ended=5, failed=3, in_flight=0) and sum(result.error is not None for result in run.results) == 3
 
 
 def test_no_requests_give_no_results(loopback):
