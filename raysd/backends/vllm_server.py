@@ -24,6 +24,7 @@ from raysd.backends.engine_log import telling_lines
 from raysd.backends.process_group import end_group, exit_words
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.errors import EngineError
+from raysd.experiment.engine import server_flag
 from raysd.load.address import Address
 from raysd.sweep.engine import EngineCounters, EngineSpec
 
@@ -57,7 +58,7 @@ def server_command(spec: EngineSpec, port: int, host: str = HOST) -> list[str]:
     if spec.trust_remote_code:
         command.append("--trust-remote-code")
     for name, value in settings.extra_args.items():
-        command += _flag(name, value)
+        command.append(_flag(name, value))
     if spec.draft is not None:
         command += ["--speculative-config", json.dumps(speculative_config(spec), sort_keys=True)]
         if tells_acceptance_of_requests():
@@ -131,7 +132,7 @@ class VllmServer:
         """What the engine counted since it started. Raises EngineError if it cannot be read."""
         counters = parse_counters(self._metrics())
         if counters is None:
-            raise self._error("the server's /metrics do not hold vllm:num_requests_running", "remove disable-log-stats from sweep.engine.extra_args")
+            raise self._error("the server's /metrics do not hold vllm:num_requests_running", "use a vLLM that counts what runs (0.32 does)")
         return counters
 
     def stop(self) -> None:
@@ -217,8 +218,10 @@ def parse_counters(metrics: str) -> EngineCounters | None:
                           int(totals["num_preemptions_total"]), totals["process_start_time_seconds"])
 
 
-def _flag(name: str, value: str | float | bool) -> list[str]:
-    name = name.lstrip("-").replace("_", "-")
+def _flag(name: str, value: str | float | bool) -> str:
+    flag = server_flag(name)
     if isinstance(value, bool):
-        return [f"--{name}" if value else f"--no-{name}"]
-    return [f"--{name}", str(value)]
+        if "." in flag:
+            return f"--{flag}={json.dumps(value)}"  # vLLM reads it as JSON
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag}={value}"  # one word: argparse would take a value that begins with a dash for an argument

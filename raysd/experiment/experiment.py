@@ -66,6 +66,8 @@ class Experiment(Section):
             if section is not None and on_cpu != cpu and getattr(section, name) != type(section).model_fields[name].default:
                 raise ValueError(f"{field}: has no effect with hardware.name: {self.hardware.name}, where {'sweep.engine.gpu_memory_frac' if on_cpu else 'kv_cache_bytes'} "
                                  "says how much memory engines take; remove it")
+        if engine.draft_args and self.sweep.arms == ["none"] and self.train is None and self.quantize is None:
+            raise ValueError("sweep.engine.draft_args: has no effect where nothing drafts; remove it, or add an arm to sweep.arms")
         if cpu and self.sweep.acceptance.rates is not None:
             raise ValueError("sweep.acceptance.rates: vLLM's CPU build knows no synthetic acceptance; use real, or hardware that has a GPU")
         gpus = self.hardware.of_stage("train").gpus

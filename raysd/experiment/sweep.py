@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from raysd.experiment.engine import EngineSettings
 from raysd.experiment.section import Placement, Section
 
 Arm = Literal["none", "bf16", "fp8"]
 
-SERVER_ARGS = {"model", "served-model-name", "host", "port", "dtype", "max-model-len", "max-num-seqs", "tensor-parallel-size", "enable-prefix-caching",
-               "no-enable-prefix-caching", "generation-config", "kv-cache-memory-bytes", "gpu-memory-utilization", "enforce-eager", "chat-template",
-               "trust-remote-code", "speculative-config"}
-ACCEPTANCE_SEQS = 16
-"""Sequences that an engine decodes at once while a draft's acceptance is counted."""
 LARGEST_LAG_MS, SMALLEST_CONCURRENCY_FRAC, LARGEST_REPEATING_FRAC = 20.0, 0.95, 0.5
 """What makes a cell invalid unless an experiment says otherwise, and a bench, which has no experiment."""
 REQUEST_LIMIT_S, SILENCE_LIMIT_S = 900.0, 300.0
 """When a request is given up, likewise: as a whole, and if no byte of its answer comes."""
 PILOT_BLOCKS = 5
 """Fewest blocks whose spread decides how many more there are: three would have a t quantile of 4.3, and need 2.4 times the blocks that five do."""
-DRAFT_ARGS = {"method", "model", "num-speculative-tokens", "rejection-sample-method", "synthetic-acceptance-rates", "synthetic-acceptance-length"}
-
-
 RANDOM_REQUESTS_PER_SLOT = 10
 """InferenceX's `prompts per user`."""
+WORKLOAD_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9 ._+/:,()-]*[A-Za-z0-9)])?")
+"""Cells lie in folders `workload=NAME`, where what a file system does not take is percent-encoded: 64 of these make at most 192 bytes of 255."""
 
 
 class Workload(Section):
     """Prompts and answer lengths of one column of the sweep."""
 
     name: str = Field("report", min_length=1, max_length=64)
-    """Its name in tables."""
+    """Its name in tables, pictures and names of files: letters and digits of ASCII, and between them also blanks and `. _ - + / : , ( )`."""
     kind: Literal["prompts", "random"] = "prompts"
     """`prompts`: real ones. `random`: InferenceX's, of `isl` tokens without a meaning: comparable with published tables, but no guide to what a draft is worth,
     since what a target says to them is nothing that it says to anybody."""
@@ -47,8 +43,8 @@ class Workload(Section):
     range_ratio: float = Field(0.8, ge=0, le=1)
     """With random prompts, as InferenceX means it (vLLM's own benchmark means another thing by the word): lengths are uniform between `range_ratio` times the
     longest and the longest, of prompts (the template apart) and of answers."""
-    ignore_eos: bool = False
-    """Whether every answer runs to its longest; those to random prompts always do."""
+    ignore_eos: bool | None = None
+    """Whether every answer runs to its longest; null: those to real prompts do not, and those to random ones always do."""
     requests_per_slot: int | None = Field(None, ge=1)
     """Requests of a cell, per unit of concurrency; null: `sweep.requests_per_slot`, and for random prompts 10, as InferenceX has it."""
 
@@ -58,49 +54,20 @@ class Workload(Section):
 
     @model_validator(mode="after")
     def _fields_with_an_effect(self) -> Workload:
+        if not WORKLOAD_NAME.fullmatch(self.name):
+            raise ValueError(f"name: {self.name!r} must begin and end with an ASCII letter or digit, and hold nothing else but blanks and `. _ - + / : , ( )`: it is in names of "
+                             "folders and files; rename the workload")
         if self.kind == "random":
             if self.isl is None:
                 raise ValueError("isl: is missing, and says how long random prompts are")
             if self.prompts is not None:
                 raise ValueError("prompts: has no effect with kind: random; remove one of the two")
+            if self.ignore_eos is not None:
+                raise ValueError("ignore_eos: has no effect with kind: random, whose answers always run to their longest; remove it")
         else:
             for name in ("isl", "range_ratio"):
                 if getattr(self, name) != type(self).model_fields[name].default:
                     raise ValueError(f"{name}: has no effect on real prompts, which are as long as they are; remove it, or use kind: random")
-        return self
-
-
-class EngineSettings(Section):
-    """vLLM settings, the same for every arm."""
-
-    max_num_seqs: int = Field(16, ge=1)
-    """Sequences that an engine decodes at once."""
-    enforce_eager: bool = False
-    """Skips compilation: quick to start, slower to run."""
-    kv_cache_bytes: int = Field(2**30, ge=2**26)
-    """Memory of each engine's KV cache on CPU."""
-    gpu_memory_frac: float = Field(0.9, gt=0, le=1)
-    """Share of the GPU's memory that an engine takes, one of the capture too."""
-    start_timeout_s: Placement[float] = Field(600, gt=0)
-    """How long a start may take."""
-    extra_args: dict[str, str | int | float | bool] = {}
-    """More arguments of vLLM's OpenAI server, without dashes, for instance `{attention-backend: TRITON_ATTN}`."""
-    draft_args: dict[str, str | int | float | bool] = {}
-    """More keys of vLLM's `speculative_config`, for instance `{attention_backend: TRITON_ATTN}`."""
-    env: dict[str, str] = {}
-    """Environment of the engine's processes, of the capture's too."""
-
-    def for_acceptance(self) -> EngineSettings:
-        """The same where acceptance is counted and not speed: eager, for a compiled engine takes a minute more to start, and with a number of sequences
-        of its own, so that a sweep of more concurrency trains no draft anew."""
-        return self.model_copy(update={"enforce_eager": True, "max_num_seqs": ACCEPTANCE_SEQS})
-
-    @model_validator(mode="after")
-    def _nothing_that_raysd_sets(self) -> EngineSettings:
-        for field, values, own in (("extra_args", self.extra_args, SERVER_ARGS), ("draft_args", self.draft_args, DRAFT_ARGS)):
-            taken = sorted(own & {name.strip("-").replace("_", "-") for name in values})
-            if taken:
-                raise ValueError(f"{field}: {', '.join(taken)} is set by raysd from the experiment; remove it here and use the experiment's own field")
         return self
 
 
@@ -209,22 +176,40 @@ class SweepSection(Section):
         for arm, values in self.arm_concurrency.items():
             if arm not in self.arms:
                 raise ValueError(f"arm_concurrency: names the arm {arm}, which is not in arms {self.arms}")
-            if not values or not set(values) <= set(self.concurrency):
-                raise ValueError(f"arm_concurrency.{arm}: {values} must be some of concurrency {self.concurrency}")
+            if not values or not set(values) <= set(self.concurrency) or len(set(values)) != len(values):
+                raise ValueError(f"arm_concurrency.{arm}: {values} must be some of concurrency {self.concurrency}, each once")
         for arm in self.arms:
             if alone := sorted(set(self.concurrency_of(arm)) - set(self.concurrency_of("none"))):
                 raise ValueError(f"arm_concurrency: {arm} runs at {alone}, where there is no baseline to compare it with")
-        if self.until_ci is None:
-            for name in ("max_blocks", "until_ci_limit_s"):
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(f"{name}: has no effect without until_ci; remove it, or say how narrow the intervals are to be")
-        elif self.max_blocks < max(self.blocks, PILOT_BLOCKS):
+        if lacking := sorted(set(self.concurrency) - set(self.concurrency_of("none"))):
+            raise ValueError(f"arm_concurrency.none: leaves no arm at concurrency {lacking}; take it out of concurrency")
+        if self.until_ci is not None and self.max_blocks < max(self.blocks, PILOT_BLOCKS):
             raise ValueError(f"max_blocks: {self.max_blocks} are fewer than the {max(self.blocks, PILOT_BLOCKS)} that until_ci begins with")
         if self.silence_limit_s is not None and self.silence_limit_s > self.request_limit_s:
             raise ValueError(f"silence_limit_s: {self.silence_limit_s:g} has no effect above request_limit_s = {self.request_limit_s:g}; lower it, or raise the other")
-        names = [w.name for w in self.workloads]
-        if len(set(names)) != len(names):
-            raise ValueError(f"workloads: {names} names something twice")
+        names = [workload.name for workload in self.workloads]
+        if len({name.lower() for name in names}) != len(names):
+            raise ValueError(f"workloads: {names} names something twice, or apart from capitals only, which not every file system tells apart")
+        return self
+
+    @model_validator(mode="after")
+    def _fields_with_an_effect(self) -> SweepSection:
+        # The resolved experiment has every default written out, so what has its default counts as not given.
+        given = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
+        refused: dict[str, str] = {}
+        if self.arms == ["none"]:
+            refused |= dict.fromkeys(("k", "until_ci", "acceptance", "near_tie_nat", "residency"), "without an arm that drafts; remove it, or add one to arms")
+        if self.until_ci is None:
+            refused |= dict.fromkeys(("max_blocks", "until_ci_limit_s"), "without until_ci; remove it, or say how narrow the intervals are to be")
+        elif self.blocks < PILOT_BLOCKS:
+            refused["blocks"] = f"beside until_ci, which begins with {PILOT_BLOCKS}; remove it, or raise it above that"
+        if all(workload.kind == "random" or workload.requests_per_slot is not None for workload in self.workloads):
+            refused["requests_per_slot"] = f"where each workload has its own, which for random prompts is {RANDOM_REQUESTS_PER_SLOT} unless it says another; remove it"
+        if self.acceptance.rates is not None:
+            refused["near_tie_nat"] = "with synthetic acceptance, whose answers are not compared; remove it"
+        for name, why in refused.items():
+            if name in given:
+                raise ValueError(f"{name}: has no effect {why}")
         return self
 
     def concurrency_of(self, arm: str) -> list[int]:

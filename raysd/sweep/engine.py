@@ -10,7 +10,7 @@ from typing import Protocol
 
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.experiment import Experiment
-from raysd.experiment.sweep import EngineSettings
+from raysd.experiment.engine import EngineSettings
 from raysd.load.address import Address
 
 

@@ -124,7 +124,7 @@ def ready_prompts(workload: Workload, experiment: Experiment, prompts: PromptSet
         return _random_prompts(workload, tokenizer)
     asked, source = prompts_of(workload, experiment, prompts)
     rendered = render(asked, tokenizer, experiment.target.max_model_len - workload.osl, source)
-    return RealPrompts(workload, tuple(WorkloadPrompt(prompt.id, tuple(token_ids), workload.osl, workload.ignore_eos, prompt.category)
+    return RealPrompts(workload, tuple(WorkloadPrompt(prompt.id, tuple(token_ids), workload.osl, workload.ignore_eos is True, prompt.category)
                                        for prompt, token_ids in zip(asked, rendered, strict=True)))
 
 

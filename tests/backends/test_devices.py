@@ -17,7 +17,7 @@ from ray.train.v2._internal.execution.worker_group import ActorMetadata
 
 from raysd.backends.devices import CUDA, HIP, TRAIN_WORKER_ENVIRONMENT, engine_environment
 from raysd.backends.vllm_server import server_environment
-from raysd.experiment.sweep import EngineSettings
+from raysd.experiment.engine import EngineSettings
 from raysd.sweep.engine import EngineSpec
 
 

@@ -12,7 +12,7 @@ from raysd.backends.process_group import group_members
 from raysd.backends.vllm_server import free_port, launch, parse_counters, server_command, server_environment, start_server
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.errors import EngineError
-from raysd.experiment.sweep import EngineSettings
+from raysd.experiment.engine import DRAFT_KEYS, SERVER_FLAGS, EngineSettings
 from raysd.sweep.engine import EngineCounters, EngineSpec
 from tests.tiny_models import tiny_llama
 
@@ -63,9 +63,42 @@ def test_extra_arguments_reach_vllm_in_its_own_spelling():
     settings = EngineSettings(extra_args={"attention_backend": "TRITON_ATTN", "async-scheduling": False, "enable-dbo": True},
                               draft_args={"use_local_argmax_reduction": False})
     command = server_command(spec(settings=settings, draft=Path("/d"), k=1), 1)
-    assert value_of(command, "--attention-backend") == "TRITON_ATTN"
+    assert "--attention-backend=TRITON_ATTN" in command
     assert "--no-async-scheduling" in command and "--enable-dbo" in command and "--enforce-eager" not in command
     assert json.loads(value_of(command, "--speculative-config"))["use_local_argmax_reduction"] is False
+
+
+@pytest.fixture(scope="module")
+def parser():
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    return make_arg_parser(FlexibleArgumentParser(exit_on_error=False))
+
+
+def test_vllm_reads_extra_arguments_as_they_are_meant(parser):
+    given = {"compilation_config.cudagraph_mode": "NONE", "compilation-config.compile_cache_save_format": "binary", "compilation-config.use_inductor_graph_partition": True,
+             "uvicorn_log_level": "debug", "async-scheduling": False, "fingerprint-value": "--dashes first", "seed": -1}
+    read = parser.parse_args(server_command(spec(settings=EngineSettings(extra_args=given)), 1)[3:])
+    config = read.compilation_config
+    assert (config.cudagraph_mode.name, config.compile_cache_save_format, config.use_inductor_graph_partition) == ("NONE", "binary", True)
+    assert (read.uvicorn_log_level, read.async_scheduling, read.fingerprint_value, read.seed) == ("debug", False, "--dashes first", -1)
+
+
+def test_what_raysd_passes_is_not_for_extra_arguments_and_all_that_is_refused_is_an_argument_of_vllm(parser):
+    passed = {word for hardware in ("cpu", "mi355x") for word in server_command(spec(
+        hardware=hardware, draft=Path("/d"), k=1, chat_template=Path("/t"), trust_remote_code=True), 1) if word.startswith("--")}
+    assert len(passed) > 15 and {word.removeprefix("--").removeprefix("no-") for word in passed} <= set(SERVER_FLAGS)
+    known = {option.removeprefix("--") for action in parser._actions for option in action.option_strings if option.startswith("--")}
+    assert set(SERVER_FLAGS) <= known
+    for name in known - {f"no-{taken}" for taken in SERVER_FLAGS} - set(SERVER_FLAGS):
+        EngineSettings(extra_args={name: "x"})  # none is refused for being the beginning of another
+
+
+def test_all_keys_that_are_refused_of_a_draft_are_vllms():
+    from vllm.config.speculative import SpeculativeConfig
+
+    assert set(DRAFT_KEYS) <= set(SpeculativeConfig.__dataclass_fields__)
 
 
 def test_a_gpu_engine_takes_a_share_of_the_gpu_and_no_cpu_settings():

@@ -259,7 +259,7 @@ def rewritten(folder: Path, source: Path, config: dict[str, Any], rename) -> Pat
 
 @pytest.mark.slow
 def test_vllm_serves_the_same_draft_whoever_wrote_it(tmp_path: Path):
-    from raysd.experiment.sweep import EngineSettings
+    from raysd.experiment.engine import EngineSettings
     from raysd.load.arrivals import Load
     from raysd.load.requests import Request
     from raysd.load.run import run_load

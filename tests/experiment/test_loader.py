@@ -82,6 +82,28 @@ BAD = [  # the change to the file, the field that the message names, words of th
     ("an isl of real prompts", ("quantize: {}", "quantize: {}\nsweep: {workloads: [{isl: 1024}]}"), "sweep.workloads.0.isl", "no effect on real prompts"),
     ("a ratio of real prompts", ("quantize: {}", "quantize: {}\nsweep: {workloads: [{range_ratio: 1}]}"), "sweep.workloads.0.range_ratio", "no effect on real prompts"),
     ("random prompts from a file", ("quantize: {}", "quantize: {}\nsweep: {workloads: [{kind: random, isl: 9, prompts: a.jsonl}]}"), "sweep.workloads.0.prompts", "no effect with kind: random"),
+    ("a k that no arm drafts with", ("quantize: {}", "quantize: {}\nsweep: {arms: [none], k: [2]}"), "sweep.k", "no effect without an arm that drafts"),
+    ("an interval of no comparison", ("quantize: {}", "quantize: {}\nsweep: {arms: [none], until_ci: 0.05}"), "sweep.until_ci", "no effect without an arm that drafts"),
+    ("acceptance of no draft", ("quantize: {}", "quantize: {}\nsweep: {arms: [none], acceptance: {rates: [0.8, 0.6, 0.4]}}"), "sweep.acceptance", "no effect without an arm that drafts"),
+    ("a tie of no answers", ("quantize: {}", "quantize: {}\nsweep: {arms: [none], near_tie_nat: 0.5}"), "sweep.near_tie_nat", "no effect without an arm that drafts"),
+    ("one engine together with none", ("quantize: {}", "quantize: {}\nsweep: {arms: [none], residency: alone}"), "sweep.residency", "no effect without an arm that drafts"),
+    ("a tie of answers by the dice", ("quantize: {}", "quantize: {}\nsweep: {near_tie_nat: 0.5, acceptance: {rates: [0.8, 0.6, 0.4]}}"), "sweep.near_tie_nat", "no effect with synthetic"),
+    ("keys of no draft", ("capture: {}\ntrain: {lr: 1e-3}\nquantize: {}", "sweep: {arms: [none], engine: {draft_args: {attention_backend: TRITON_ATTN}}}"),
+     "sweep.engine.draft_args", "no effect where nothing drafts"),
+    ("blocks below the pilot's", ("quantize: {}", "quantize: {}\nsweep: {until_ci: 0.05, blocks: 4}"), "sweep.blocks", "no effect beside until_ci"),
+    ("a limit of blocks that nobody adds", ("quantize: {}", "quantize: {}\nsweep: {max_blocks: 9}"), "sweep.max_blocks", "no effect without until_ci"),
+    ("a limit of time that nobody takes", ("quantize: {}", "quantize: {}\nsweep: {until_ci_limit_s: 9}"), "sweep.until_ci_limit_s", "no effect without until_ci"),
+    ("requests that each workload has of its own", ("quantize: {}", "quantize: {}\nsweep: {requests_per_slot: 2, workloads: [{requests_per_slot: 3}]}"),
+     "sweep.requests_per_slot", "no effect where each workload has its own"),
+    ("requests of random prompts alone", ("quantize: {}", "quantize: {}\nsweep: {requests_per_slot: 2, workloads: [{kind: random, isl: 9}]}"),
+     "sweep.requests_per_slot", "no effect where each workload has its own"),
+    ("random prompts whose answers may end", ("quantize: {}", "quantize: {}\nsweep: {workloads: [{kind: random, isl: 9, ignore_eos: false}]}"), "sweep.workloads.0.ignore_eos", "no effect"),
+    ("random prompts whose answers may not end", ("quantize: {}", "quantize: {}\nsweep: {workloads: [{kind: random, isl: 9, ignore_eos: true}]}"), "sweep.workloads.0.ignore_eos", "no effect"),
+    ("a concurrency of an arm twice", ("quantize: {}", "quantize: {}\nsweep: {arm_concurrency: {fp8: [1, 1]}}"), "sweep.arm_concurrency.fp8", "each once"),
+    ("a concurrency that nobody runs at", ("quantize: {}", "quantize: {}\nsweep: {arms: [none], concurrency: [1, 2], arm_concurrency: {none: [1]}}"), "sweep.arm_concurrency.none", "no arm at concurrency [2]"),
+    ("truth as a number", ("quantize: {}", "quantize: {}\nsweep: {k: [true]}"), "sweep.k.0", "True"),
+    ("a fraction of a request", ("quantize: {}", "quantize: {}\nsweep: {concurrency: [1.0]}"), "sweep.concurrency.0", "1.0"),
+    ("two workloads of one name but for capitals", ("quantize: {}", "quantize: {}\nsweep: {workloads: [{name: Chat}, {name: chat}]}"), "sweep.workloads", "twice, or apart from capitals"),
     ("an arm without a baseline", ("quantize: {}", "quantize: {}\nsweep: {arm_concurrency: {none: [1]}}"), "sweep.arm_concurrency", "no baseline"),
     ("a negative resource", ("quantize: {}", "quantize: {}\nhardware: {resources: {train: {custom: {x: -1}}}}"), "hardware.resources.train.custom.x", "greater"),
     ("a store without a name", ("store: runs", 'store: ""'), "store", "neither a folder nor S3"),
@@ -94,6 +116,54 @@ NO_YAML = [
     ("empty", "", "NoneType"),
     ("no such date", GOOD.replace("name: tiny", "name: 2026-13-45"), "not valid YAML"),
 ]
+
+
+ENGINE = [  # a field of sweep.engine, what it holds, words of the message
+    *(("extra_args", {name: "x"}, "set by raysd") for name in ("model", "served-model-name", "dtype", "max_model_len", "no-enforce-eager", "chat-template", "gpu-memory-utilization", "speculative-config",
+                                                               "speculative_config.num_speculative_tokens", "spec-model", "enable_prefix_caching", "no_enable_prefix_caching", "disable-uvicorn-access-log")),
+    *(("extra_args", {name: "x"}, "does not reach it") for name in ("host", "port", "uds", "ssl-keyfile", "ssl_certfile", "root-path", "headless", "grpc")),
+    *(("extra_args", {name: "x"}, "other devices") for name in ("data-parallel-size", "data_parallel_rank", "pipeline-parallel-size", "nnodes", "device-ids")),
+    *(("extra_args", {name: "x"}, "another target") for name in ("hf-overrides", "hf_overrides.architectures", "revision", "tokenizer", "runner")),
+    *(("extra_args", {name: "x"}, "is a secret") for name in ("api-key", "api_key", "hf-token")),
+    *(("extra_args", {name: "x"}, "reads from the server") for name in ("disable-log-stats", "api-server-count", "logprobs-mode")),
+    ("extra_args", {"config": "a.yaml"}, "a file of further arguments"),
+    ("extra_args", {"help": True}, "ends the server"),
+    ("extra_args", {"hos": "::"}, "does not reach it"),  # argparse takes it for --host
+    ("extra_args", {"speculative-conf": "{}"}, "set by raysd"),
+    ("extra_args", {"enable-dbo": True, "enable_dbo": True}, "the same argument"),
+    ("extra_args", {"enable-dbo": True, "no-enable-dbo": True}, "the same argument"),
+    *(("extra_args", {name: "x"}, "is not an argument") for name in ("", " ", "-q", "--seed", "seed ", "a b", "seed=1", "seed\n", "x.", "é")),
+    ("extra_args", {"seed": "a\0b"}, "NUL"),
+    *(("draft_args", {name: "x"}, "set by raysd") for name in ("method", "model", "num_speculative_tokens", "synthetic_acceptance_length")),
+    *(("draft_args", {name: "x"}, "is not a key") for name in ("", "num-speculative-tokens", "-x", "a b", "A")),
+    ("draft_args", {"quantization": "fp8"}, "another draft"),
+    ("draft_args", {"num_speculative_tokens_per_batch_size": "[]"}, "another number of tokens"),
+    ("draft_args", {"prompt_lookup_max": 3}, "no effect"),
+    ("draft_args", {"tensor_parallel_size": 2}, "draft_tensor_parallel_size"),
+    ("draft_args", {"attention_backend": "a\0b"}, "NUL"),
+    *(("env", {name: "x"}, "is not a name") for name in ("", "A=B", "A B", "1A", "A\0", "A\n", "É")),
+    ("env", {"A": "a\0b"}, "NUL"),
+    ("env", {"HF_TOKEN": "x"}, "is a secret"),
+    ("env", {"VLLM_API_KEY": "x"}, "is a secret"),
+    ("env", {"HIP_VISIBLE_DEVICES": "0"}, "which GPUs"),
+    ("env", {"VLLM_CPU_KVCACHE_SPACE": "4"}, "kv_cache_bytes"),
+]
+
+
+@pytest.mark.parametrize(("field", "values", "words"), ENGINE, ids=[f"{field}-{ascii(next(iter(values)))}-{words}" for field, values, words in ENGINE])
+def test_what_would_break_an_engine_or_be_overridden_is_refused(write_experiment: Callable[..., Path], field: str, values: dict[str, Any], words: str):
+    path = write_experiment(sweep={"engine": {field: values}})
+    with pytest.raises(ExperimentError) as caught:
+        load_experiment(path)
+    assert caught.value.where == f"{path}: sweep.engine.{field}" and words in caught.value.what and caught.value.exit_code == 64
+
+
+@pytest.mark.parametrize("name", ["__HIVE_DEFAULT_PARTITION__", " ", " a", "a ", "a\nb", "a\n", "a\tb", "a\0", "\x7f", "..", ".", "/a", "a/", "a=b", "a%2Fb", "a|b", "a*", "ä", "a\u202eb", "x" * 65])
+def test_a_name_that_folders_tables_and_pictures_do_not_all_take_is_refused(write_experiment: Callable[..., Path], name: str):
+    path = write_experiment(sweep={"workloads": [{"name": name}]})
+    with pytest.raises(ExperimentError) as caught:
+        load_experiment(path)
+    assert caught.value.where == f"{path}: sweep.workloads.0.name"
 
 
 @pytest.mark.parametrize(("change", "field", "words"), [case[1:] for case in BAD], ids=[case[0] for case in BAD])
@@ -170,6 +240,9 @@ def test_the_resolved_experiment_reads_back_equal(
         {"capture": None, "train": None, "quantize": None, "sweep": {"arms": ["none"]}},
         {"hardware": {"name": "mi355x"}, "sweep": {"acceptance": {"rates": [0.8, 0.6, 0.4]}, "workloads": [{"name": "1k", "kind": "random", "isl": 128}, {"prompts": "prompts.jsonl"}]}},
         {"sweep": {"acceptance": "real"}},
+        {"sweep": {"until_ci": 0.05, "max_blocks": 9, "near_tie_nat": 0.5, "residency": "alone", "requests_per_slot": 2, "workloads": [{"name": "Chat (1k/1k), v1.0", "ignore_eos": False}]}},
+        {"sweep": {"arms": ["none"], "workloads": [{"kind": "random", "isl": 128, "requests_per_slot": 3}],
+                   "engine": {"extra_args": {"attention_backend": "TRITON_ATTN", "compilation-config.cudagraph_mode": "NONE", "seed": 1}, "env": {"A_1": ""}}}},
         {"capture": None, "train": None, "draft": {"checkpoint": "draft"}, "hardware": {"resources": {"sweep": {"gpus": 2}}}},
     ):
         experiment = load_experiment(write_experiment(**changes))

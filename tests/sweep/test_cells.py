@@ -1,6 +1,7 @@
 from collections import Counter
 
-from raysd.experiment.sweep import EngineSettings, SweepSection, Workload
+from raysd.experiment.engine import EngineSettings
+from raysd.experiment.sweep import SweepSection, Workload
 from raysd.sweep.cells import Cell, plan_block, plan_engines
 
 

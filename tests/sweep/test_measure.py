@@ -4,7 +4,8 @@ from dataclasses import replace
 import pytest
 
 from raysd.draft.acceptance import AcceptanceCounts
-from raysd.experiment.sweep import Acceptance, EngineSettings, SweepSection
+from raysd.experiment.engine import EngineSettings
+from raysd.experiment.sweep import Acceptance, SweepSection
 from raysd.load.requests import Request
 from raysd.sweep import tables
 from raysd.sweep.cells import Cell

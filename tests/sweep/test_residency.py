@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from raysd.errors import ExperimentError
-from raysd.experiment.sweep import EngineSettings
+from raysd.experiment.engine import EngineSettings
 from raysd.sweep.engine import EngineSpec
 from raysd.sweep.residency import ENGINE_BYTES, MEMORY_FRAC, decide_residency
 

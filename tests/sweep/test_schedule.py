@@ -1,6 +1,7 @@
 import threading
 
-from raysd.experiment.sweep import EngineSettings, SweepSection
+from raysd.experiment.engine import EngineSettings
+from raysd.experiment.sweep import SweepSection
 from raysd.sweep.cells import Cell, plan_block
 from raysd.sweep.schedule import Answering, Block, Schedule, is_whole, left_to_measure
 

@@ -33,7 +33,7 @@ def random_prompts(experiment, tokenizer) -> RandomPrompts:
 
 def real(count: int, **values) -> RealPrompts:
     workload = Workload(name="real", **values)
-    return RealPrompts(workload, tuple(WorkloadPrompt(f"p{number}", (number,), workload.osl, workload.ignore_eos, "even" if number % 2 == 0 else None) for number in range(count)))
+    return RealPrompts(workload, tuple(WorkloadPrompt(f"p{number}", (number,), workload.osl, workload.ignore_eos is True, "even" if number % 2 == 0 else None) for number in range(count)))
 
 
 def ids(drawn: list[WorkloadPrompt]) -> list[str]:
