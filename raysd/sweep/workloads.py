@@ -1,6 +1,6 @@
 """What is asked in a cell: real prompts in an order of their own for each block, or InferenceX's random ones.
 
-A cell's prompts follow from the experiment's seed, the workload, the block and the count alone: they are the same for every arm and k of a block, so that arms are
+A cell's prompts follow from the experiment's seed, the workload, the block, the concurrency and the count alone: they are the same for every arm and k of a block, so that arms are
 compared on the same work, and others in the next block, so that blocks are independent.
 
 InferenceX (utils/bench_serving/benchmark_serving.py, `sample_random_requests`): the chat template's tokens are taken off the ISL; what remains, and the OSL, are drawn
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,11 +49,41 @@ class RealPrompts:
     workload: Workload
     prompts: tuple[WorkloadPrompt, ...]
 
-    def draw(self, count: int, seed: int, block: int) -> list[WorkloadPrompt]:
-        """As many, from where the block before ended in an endless row of shuffles of all prompts: none comes again before all others came."""
-        size, start = len(self.prompts), block * count
-        shuffles = {number: _generator(seed, self.workload.name, number).permutation(size) for number in range(start // size, math.ceil((start + count) / size))}
-        return [self.prompts[shuffles[place // size][place % size]] for place in range(start, start + count)]
+    def draw(self, concurrency: int, count: int, seed: int, block: int) -> list[WorkloadPrompt]:
+        """As many, from where the block before ended in an endless row of shuffles of all prompts: each comes once in a shuffle.
+
+        In a cell none comes twice if there are enough, and then none is in flight twice at once. Where a cell needs more requests than there are prompts, the two turns
+        of one are at least `apart` turns from each other, which is halfway between the concurrency and the number of prompts: it is in flight twice at once only if its
+        first answer outlasts those to `apart - concurrency + 1` prompts that were asked later. That is rare, and no order can rule it out.
+        """
+        size = len(self.prompts)
+        apart = size if count <= size else size - (size - concurrency) // 2
+        return [self.prompts[place] for place in _places(size, apart, count, block, _generator(seed, self.workload.name, concurrency, count))]
+
+
+def _places(size: int, apart: int, count: int, block: int, generator: Any) -> list[int]:
+    """`count` of `size` places for a block, in an order of the generator's: shuffles of them all, one after the other through all blocks, drawn so that within a block
+    two turns of a place are at least `apart` turns from each other; apart: up to size.
+
+    Of those that a shuffle may take next there are always at least size - apart + 1, so it never comes to a dead end, and all that keep the distance are equally likely.
+    """
+    asked: list[int] = []
+    free: list[int] = []
+    held: deque[int | None] = deque()
+    """What must wait; one is let go a turn. None: nothing, for a turn."""
+    for _ in range(block + 1):
+        free += [place for place in held if place is not None]  # nothing of the block before is in flight any more
+        held.clear()
+        asked = []
+        while len(asked) < count:
+            if not free:
+                waiting = asked[max(0, len(asked) - apart + 1):]
+                held.extend([*[None] * (apart - 1 - len(waiting)), *waiting])
+                free = sorted(set(range(size)) - set(waiting))
+            asked.append(free.pop(int(generator.integers(len(free)))))
+            if held and (let_go := held.popleft()) is not None:
+                free.append(let_go)
+    return asked
 
 
 @dataclass(frozen=True)
@@ -87,10 +117,12 @@ Prompts = RealPrompts | RandomPrompts
 def workload_prompts(prompts: Prompts, concurrency: int, count: int, block: int, seed: int) -> list[WorkloadPrompt]:
     """The prompts of a cell, in the order they are asked; block: from 0.
 
-    Raises ExperimentError if there are fewer real prompts than are in flight at once: the same one would be answered twice at a time.
+    Raises ExperimentError if there are fewer real prompts than are in flight at once: the same one would be answered twice at a time, always.
     """
-    if isinstance(prompts, RealPrompts) and concurrency > len(prompts.prompts):
-        raise too_few(prompts.workload, len(prompts.prompts), concurrency)
+    if isinstance(prompts, RealPrompts):
+        if concurrency > len(prompts.prompts):
+            raise too_few(prompts.workload, len(prompts.prompts), concurrency)
+        return prompts.draw(concurrency, count, seed, block)
     return prompts.draw(count, seed, block)
 
 
