@@ -9,8 +9,8 @@ from __future__ import annotations
 import datetime
 import json
 import math
-import re
 import statistics
+import urllib.parse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,8 @@ ALL_TOGETHER = "agg_bmk.json"
 def write_inferencex(side: Side, folder: Path) -> list[Path]:
     """Writes `NAME.json` and `agg_NAME.json` for every valid cell, and agg_bmk.json; returns their paths. Raises MeasurementError if no cell is valid,
     ArtifactError if the folder cannot be written."""
-    cells = table_rows(side.folder / "cells", CELL_COLUMNS, ("measured_s",))
-    requests = grouped(table_rows(side.folder / "requests", REQUEST_COLUMNS, ("chunk_ms",)), cell_key)
+    cells = table_rows(side.folder / "cells", (*CELL_COLUMNS, "started_s"))
+    requests = grouped(table_rows(side.folder / "requests", (*REQUEST_COLUMNS, "chunk_ms")), cell_key)
     valid = [cell for cell in cells if cell["valid"]]
     if not valid:
         raise MeasurementError(what="the sweep has no valid cell, so there is nothing to write for InferenceX", where=side.name, fix="look at the reasons in the report")
@@ -53,10 +53,9 @@ def write_inferencex(side: Side, folder: Path) -> list[Path]:
 def raw_result(side: Side, cell: Row, requests: Sequence[Row]) -> dict[str, Any]:
     """One cell in the form of the benchmark client's result file (vLLM's `benchmark_serving`, from which InferenceX's descends)."""
     good = [request for request in requests if request["error"] is None]
-    document: dict[str, Any] = {"backend": "vllm"}
-    if cell["measured_s"] is not None:
-        started = datetime.datetime.fromtimestamp(cell["measured_s"], datetime.UTC)
-        document |= {"date": started.strftime("%Y%m%d-%H%M%S"), "benchmark_start_time_unix": cell["measured_s"], "benchmark_end_time_unix": cell["measured_s"] + cell["elapsed_s"]}
+    started = datetime.datetime.fromtimestamp(cell["started_s"], datetime.UTC)
+    document: dict[str, Any] = {"backend": "vllm", "date": started.strftime("%Y%m%d-%H%M%S"), "benchmark_start_time_unix": cell["started_s"],
+                                "benchmark_end_time_unix": cell["started_s"] + cell["elapsed_s"]}
     if "target" in side.conditions:
         document |= {"model_id": side.conditions["target"].shown, "tokenizer_id": side.conditions["target"].shown}
     completed = cell["requests"] - cell["failures"]
@@ -76,7 +75,7 @@ def raw_result(side: Side, cell: Row, requests: Sequence[Row]) -> dict[str, Any]
     }
     for name in ("ttft", "tpot", "e2el"):
         document |= _statistics(name, [request[f"{name}_ms"] for request in good if request[f"{name}_ms"] is not None])
-    document |= _statistics("itl", [later - earlier for request in good for earlier, later in zip((request["chunk_ms"] or [])[:-1], (request["chunk_ms"] or [])[1:], strict=True)])
+    document |= _statistics("itl", [later - earlier for request in good for earlier, later in zip(request["chunk_ms"][:-1], request["chunk_ms"][1:], strict=True)])
     if cell["drafts"]:
         document |= {
             "spec_decode_num_drafts": cell["drafts"],
@@ -124,9 +123,11 @@ def _statistics(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def _name(side: Side, cell: Row) -> str:
+    """Each cell's own: whatever but letters, digits and `.-~` a workload is called by is percent-encoded, its `_` too, which stands between the parts."""
+    workload, arm = (urllib.parse.quote(cell[part], safe="").replace("_", "%5F") for part in ("workload", "arm"))
     drafting = f"_k{cell['k']}" if cell["k"] is not None else ""
     experiment = side.experiment.name if side.experiment else "sweep"
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", f"{experiment}_{cell['workload']}_{cell['arm']}{drafting}_conc{cell['concurrency']}_block{cell['block'] + 1}")
+    return f"{experiment}_{workload}_{arm}{drafting}_conc{cell['concurrency']}_block{cell['block'] + 1}"
 
 
 def _write(path: Path, document: Any) -> Path:

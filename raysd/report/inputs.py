@@ -86,12 +86,12 @@ def read_inputs(experiment: Experiment, folders: Mapping[str, Path]) -> Inputs:
         if record is None:
             raise ArtifactError(what=f"the {stage} artifact has no record", where=folders[stage], fix=f"run the stage {stage} first")
         records[stage] = record
-    results, price = read_results(folders["sweep"]), experiment.hardware.usd_per_hour
+    results = read_results(folders["sweep"])
     train = folders.get("train")
     return Inputs(
         experiment=experiment,
         records=records,
-        cells=[cell | ({} if price is None else {"usd_per_hour": price}) for cell in results.cells],
+        cells=results.cells,
         requests=results.requests,
         curve=table_rows(train / "curve.parquet", CURVE_COLUMNS) if train else [],
         evaluations=table_rows(train / "evaluations.parquet", EVALUATION_COLUMNS) if train else [],

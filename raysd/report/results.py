@@ -15,13 +15,12 @@ Row = dict[str, Any]
 CELL_COLUMNS = (
     "arm", "workload", "isl", "osl", "concurrency", "k", "block", "valid", "invalid_reasons", "output_tok_s", "total_tok_s", "window_output_tok_s",
     "ttft_ms_p50", "tpot_ms_p50", "e2el_ms_p50", "drafts", "draft_tokens", "accepted", "per_position", "requests", "failures", "output_tokens",
-    "prompt_tokens", "elapsed_s",
+    "prompt_tokens", "elapsed_s", "node", "acceptance", "energy_j", "client_cpu_frac", "loop_lag_ms_p99", "dispatch_delay_ms_p99",
 )
-CELL_COLUMNS_IF_THERE = ("node", "acceptance", "energy_j", "usd_per_hour", "client_cpu_frac", "loop_lag_ms_p99", "dispatch_delay_ms_p99")
-"""What not every machine measures, and not every sweep has."""
-REQUEST_COLUMNS = ("arm", "workload", "concurrency", "k", "block", "prompt_id", "error", "prompt_tokens", "output_tokens", "ttft_ms", "tpot_ms", "e2el_ms")
-REQUEST_COLUMNS_IF_THERE = ("category", "drafts", "per_position")
-"""drafts, per_position: where the server tells them of each request."""
+REQUEST_COLUMNS = (
+    "arm", "workload", "concurrency", "k", "block", "prompt_id", "category", "error", "prompt_tokens", "output_tokens", "drafts", "accepted", "ttft_ms", "tpot_ms",
+    "e2el_ms",
+)
 
 
 @dataclass(frozen=True)
@@ -31,21 +30,19 @@ class Results:
     cells: list[Row]
     """One row per cell; `invalid_reasons` is a list."""
     requests: list[Row]
-    """One row per request of a valid cell; `accepted` sums up `per_position`, and is None without it."""
+    """One row per request of a valid cell."""
 
 
 def read_results(folder: Path) -> Results:
     """The data set in a folder, as the sweep writes it. Raises ArtifactError for an absent table or column, and for a sweep without a cell."""
-    cells = table_rows(folder / "cells", CELL_COLUMNS, CELL_COLUMNS_IF_THERE)
+    cells = table_rows(folder / "cells", CELL_COLUMNS)
     if not cells:
         raise ArtifactError(what="the sweep holds no cell", where=folder / "cells", fix="delete the sweep's artifact to run it again")
     for cell in cells:
         reasons = cell["invalid_reasons"] or []
         cell["invalid_reasons"] = [reasons] if isinstance(reasons, str) else list(reasons)
     valid = {cell_key(cell) for cell in cells if cell["valid"]}
-    requests = table_rows(folder / "requests", REQUEST_COLUMNS, REQUEST_COLUMNS_IF_THERE)
-    for request in requests:
-        request["accepted"] = None if request["per_position"] is None else sum(request["per_position"])
+    requests = table_rows(folder / "requests", REQUEST_COLUMNS)
     return Results(cells, [request for request in requests if cell_key(request) in valid])
 
 
@@ -54,13 +51,13 @@ def cell_key(row: Row) -> tuple:
     return row["workload"], row["arm"], row["k"], row["concurrency"], row["block"]
 
 
-def table_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> list[Row]:
-    """The named columns of a table, one dict a row; other columns are left alone. optional: None where the table has no such column."""
+def table_rows(path: Path, columns: Sequence[str]) -> list[Row]:
+    """The named columns of a table, one dict a row; other columns are left alone. Raises ArtifactError for a table or a column that is not there."""
     import pyarrow  # late: `raysd plan` works without Arrow
 
     fix = f"delete {path.parent} to run its stage again"
     try:
-        return read_rows(path, columns, optional)
+        return read_rows(path, columns)
     except FileNotFoundError as err:
         raise ArtifactError(what="a table of the artifact is missing", where=path, fix=fix) from err
     except pyarrow.ArrowInvalid as err:

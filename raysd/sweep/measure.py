@@ -62,7 +62,7 @@ def measure_cell(cell: Cell, requests: Sequence[Request], server: Server, node: 
     window_s = [time.time() - (time.perf_counter_ns() - at_ns) / 1e9 for at_ns in (started_ns, ended_ns)]
     telemetry = seen(*window_s)
     row = _cell_row(cell, node, metrics, load.health, counted, reasons) | {
-        "acceptance": "real" if cell.k is None else sweep.acceptance.words, "energy_j": energy_of(telemetry, *window_s, own_devices(os.environ))}
+        "started_s": round(window_s[0], 3), "acceptance": "real" if cell.k is None else sweep.acceptance.words, "energy_j": energy_of(telemetry, *window_s, own_devices(os.environ))}
     return Measured(row, [_key(cell, node) | _request_row(request, result, started_ns) for request, result in zip(requests, load.results, strict=True)],
                     [_key(cell, node) | each for each in telemetry])
 
@@ -136,7 +136,7 @@ def _cell_row(cell: Cell, node: str, metrics: LoadMetrics, health: ClientHealth,
             **asdict(metrics), "drafts": acceptance.drafts, "draft_tokens": acceptance.draft_tokens, "accepted": acceptance.accepted,
             "acceptance_length": acceptance.acceptance_length if acceptance.drafts else None, "per_position": list(acceptance.per_position),
             "client_cpu_frac": health.cpu_s / health.elapsed_s, "loop_lag_ms_p99": health.loop_lag_ms_p99,
-            "dispatch_delay_ms_p99": health.dispatch_delay_ms_p99, "preemptions": counted.preemptions, "measured_s": round(time.time(), 3), "schema_version": tables.SCHEMA_VERSION}
+            "dispatch_delay_ms_p99": health.dispatch_delay_ms_p99, "preemptions": counted.preemptions, "schema_version": tables.SCHEMA_VERSION}
 
 
 def _request_row(request: Request, result: Result, started_ns: int) -> Row:

@@ -8,7 +8,7 @@ from typing import Any
 
 from raysd.sweep import telemetry
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised whenever a column changes its name or meaning."""
 
 CELLS = {"arm": "string", "workload": "string", "isl": "double", "osl": "int32", "concurrency": "int32", "k": "int32", "block": "int32", "node": "string",
@@ -17,10 +17,10 @@ CELLS = {"arm": "string", "workload": "string", "isl": "double", "osl": "int32",
          "step_ms_p50": "double", "step_ms_p99": "double", "connect_ms_p50": "double", "drafts": "int64", "draft_tokens": "int64", "accepted": "int64",
          "acceptance_length": "double", "per_position": "list<int64>", "requests": "int32", "failures": "int32", "output_tokens": "int64",
          "prompt_tokens": "int64", "elapsed_s": "double", "window_s": "double", "achieved_concurrency": "double", "client_cpu_frac": "double", "loop_lag_ms_p99": "double",
-         "dispatch_delay_ms_p99": "double", "acceptance": "string", "energy_j": "double", "preemptions": "int32", "measured_s": "double",
+         "dispatch_delay_ms_p99": "double", "acceptance": "string", "energy_j": "double", "preemptions": "int32", "started_s": "double",
          "schema_version": "int32"}
 """One row a cell. isl: prompt tokens on average, as counted; osl: as asked for; k: null for `none`; per_position: accepted tokens, first to k-th;
-node: where it was measured; measured_s: when, in seconds since 1970; acceptance: `real` or `synthetic`; energy_j: of the engine's devices, from the first request's
+node: where it was measured; started_s: when its first request was sent, in seconds since 1970; acceptance: `real` or `synthetic`; energy_j: of the engine's devices, from the first request's
 start to the last one's end; null where no tool tells their power."""
 
 REQUESTS = {"arm": "string", "workload": "string", "concurrency": "int32", "k": "int32", "block": "int32", "node": "string", "prompt_id": "string", "category": "string", "error": "string",
@@ -64,8 +64,8 @@ def write_partitioned(folder: Path, columns: dict[str, str], rows: Sequence[dict
                                   preserve_order=True)
 
 
-def read_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The named columns of a table, one dict a row: of a file, or of a folder that write_partitioned wrote. optional: columns that are None where they are absent.
+def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """The named columns of a table, one dict a row: of a file, or of a folder that write_partitioned wrote.
 
     Raises FileNotFoundError if there is none, pyarrow.ArrowInvalid if it is not Parquet, KeyError with the names of the columns that it lacks.
     """
@@ -78,8 +78,7 @@ def read_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) 
     table = pyarrow.dataset.dataset(path, format="parquet", partitioning=by_folder, partition_base_dir=str(path) if path.is_dir() else None)
     if absent := [name for name in columns if name not in table.schema.names]:
         raise KeyError(*absent)
-    lacking = dict.fromkeys(name for name in optional if name not in table.schema.names)
-    return [{**row, **lacking} for row in table.to_table(columns=[*columns, *(name for name in optional if name not in lacking)]).to_pylist()]
+    return table.to_table(columns=list(columns)).to_pylist()
 
 
 def _table(path: Path, columns: dict[str, str], rows: Sequence[dict[str, Any]]) -> Any:

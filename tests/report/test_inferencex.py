@@ -1,6 +1,7 @@
 """Cells in InferenceX's form, against its keys and against what the cells were made with."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +20,8 @@ def test_every_valid_cell_has_its_raw_and_its_agg_form(demo, tmp_path):
         "date": 0, "input_lens": 0, "output_lens": 0, "backend": "vllm", "num_prompts": 16, "completed": 16, "max_concurrency": 4, "request_rate": "inf",
         "output_throughput": pytest.approx(rate), "total_token_throughput": pytest.approx(1.4 * rate), "total_output_tokens": 1600, "total_input_tokens": 640,
         "mean_ttft_ms": pytest.approx(60), "p99_ttft_ms": pytest.approx(54 + 0.99 * 12), "median_tpot_ms": pytest.approx(4000 / rate)}
-    assert raw["benchmark_end_time_unix"] - raw["benchmark_start_time_unix"] == pytest.approx(raw["duration"])
+    assert raw["benchmark_start_time_unix"] == 1.78e9 and raw["date"] == "20260528-202640"
+    assert raw["benchmark_end_time_unix"] == pytest.approx(1.78e9 + raw["duration"])
     assert raw["spec_decode_acceptance_length"] == pytest.approx(1.8) and raw["spec_decode_num_drafts"] == 800
     assert agg == agg | {"hw": "mi355x", "conc": 4, "framework": "vllm", "spec_decoding": "draft_model", "disagg": False, "is_multinode": False, "osl": 128, "tp": 1,
                          "tput_per_gpu": pytest.approx(1.4 * rate), "output_tput_per_gpu": pytest.approx(rate), "mean_ttft": pytest.approx(0.060),
@@ -28,6 +30,17 @@ def test_every_valid_cell_has_its_raw_and_its_agg_form(demo, tmp_path):
         assert unknown not in agg
     together = json.loads((tmp_path / "out" / ALL_TOGETHER).read_text())
     assert len(together) == 29 and agg in together and {each["spec_decoding"] for each in together if each["conc"] == 2} == {"none", "draft_model"}
+
+
+def test_names_of_files_are_as_many_as_cells_whatever_workloads_are_called(demo, tmp_path):
+    names = ("1k/1k", "1k-1k", "1k 1k", "1k_1k", "1k.1k", "1k:1k", "x", "agg_x", "x_none")
+    one = demo.cells()
+    demo.cells = lambda: [cell | {"workload": name} for name in names for cell in one]
+    side = read_side("demo", demo.sweep())
+    side = replace(side, experiment=side.experiment.model_copy(update={"name": "agg"}))
+    written = write_inferencex(side, tmp_path / "out")
+    assert len({path.name.lower() for path in written}) == len(written) == 2 * len(names) * len(one) + 1 == len(list((tmp_path / "out").iterdir()))
+    assert (tmp_path / "out" / "agg_1k%2F1k_none_conc1_block1.json").is_file()
 
 
 def test_rates_of_a_gpu_are_of_the_gpus_of_an_engine(demo, tmp_path):

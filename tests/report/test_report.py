@@ -248,7 +248,8 @@ def test_synthetic_acceptance_is_said_before_any_number(demo):
 def test_what_not_every_sweep_has_is_shown_where_it_is_and_else_not_there(demo, tmp_path):
     demo.told_by_request, demo.blocks = True, 6
     demo.nodes = {"node-a": 1.0, "node-b": 1.01, "node-c": 0.8}
-    demo.metered = {"energy_j": 3000.0, "usd_per_hour": 8.4, "client_cpu_frac": 0.25, "loop_lag_ms_p99": 0.31, "dispatch_delay_ms_p99": 0.12}
+    demo.usd_per_hour = 8.4
+    demo.metered = {"energy_j": 3000.0, "client_cpu_frac": 0.25, "loop_lag_ms_p99": 0.31, "dispatch_delay_ms_p99": 0.12}
     demo.invalid = {("bf16", 1, 0): ["a request failed"]}
     run = demo.run()
     report(run)
@@ -427,9 +428,8 @@ def test_inputs_that_cannot_be_read_are_named(demo, damage):
 
 def test_a_price_in_the_experiment_makes_tokens_cost_something(demo):
     run = demo.run()
-    plain = run.experiment
-    priced = plain.model_copy(update={"hardware": plain.hardware.model_copy(update={"usd_per_hour": 5.76})})
-    of_none = [costs(points_of(read_inputs(experiment, run.inputs).cells, "report", plain.sweep.arms)) for experiment in (plain, priced)]
+    points = points_of(read_inputs(run.experiment, run.inputs).cells, "report", run.experiment.sweep.arms)
+    of_none = [costs(points, None), costs(points, 5.76)]
     assert of_none[0] == [] and of_none[1][0].arm == "none"
     cells = [cell for cell in demo.cells() if cell["arm"] == "none" and cell["concurrency"] == of_none[1][0].concurrency]
     expected = 5.76 / 3600 * sum(cell["elapsed_s"] for cell in cells) / sum(cell["output_tokens"] for cell in cells) * 1e6

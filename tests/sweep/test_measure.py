@@ -60,6 +60,7 @@ def test_a_cells_energy_is_that_of_its_devices_while_requests_were_in_flight(tmp
     [(start_s, end_s)] = asked
     assert measured.row["energy_j"] == pytest.approx(400 * (end_s - start_s)) and abs(time.time() - end_s) < 60
     assert end_s - start_s == pytest.approx(measured.row["elapsed_s"], rel=0.01)
+    assert measured.row["started_s"] == round(start_s, 3), "when its load began, and not when it was written down"
     assert measured.row["acceptance"] == "synthetic"
     assert len(measured.telemetry) == 6 and all(set(row) == set(tables.TELEMETRY) and row["node"] == "here" for row in measured.telemetry)
 

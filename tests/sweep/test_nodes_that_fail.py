@@ -61,7 +61,7 @@ class Stand:
         if cell.engine in self.never or self.fails.get(point, 0) > 0:
             self.fails[point] = self.fails.get(point, 0) - 1
             return unmeasured(cell, self.name, failure("the engine died"))
-        row = unmeasured(cell, self.name, failure("")).row | {"valid": True, "invalid_reasons": [], "output_tok_s": self.tok_s(cell), "measured_s": float(len(self.measured))}
+        row = unmeasured(cell, self.name, failure("")).row | {"valid": True, "invalid_reasons": [], "output_tok_s": self.tok_s(cell), "started_s": float(len(self.measured))}
         return Measured(row, [])
 
     def answer(self, engine):
