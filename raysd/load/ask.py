@@ -8,7 +8,7 @@ from typing import Any
 
 from raysd.errors import EngineError, ExperimentError
 from raysd.load.address import Address
-from raysd.load.connection import Response, connect
+from raysd.load.connection import Response, connect, reason
 
 LIMIT_S = 300.0
 FIRST_LIMIT_S = 10.0
@@ -33,7 +33,7 @@ def ask_text(address: Address, path: str, body: dict[str, Any] | None = None, li
     except TimeoutError as err:
         raise EngineError(what=f"the server did not answer within {limit_s:g} s", where=url, fix=fix) from err
     except OSError as err:
-        raise EngineError(what=f"the server did not answer: {err}", where=url, fix=fix) from err
+        raise EngineError(what=f"the server did not answer: {reason(err)}", where=url, fix=fix) from err
     text = b"".join(content for _, content in response.reads).decode("utf-8", errors="replace")
     if not 200 <= response.status < 300:
         raise EngineError(what=f"the server answered {response.status}: {address.without_key(text)[:SHOWN_CHARACTERS]}", where=url, fix=fix)

@@ -127,3 +127,8 @@ async def connect(address: Address, tls: ssl.SSLContext | None, timeout_s: float
     async with asyncio.timeout(timeout_s):
         _, connection = await asyncio.get_running_loop().create_connection(lambda: Connection(address), address.host, address.port, ssl=tls)
     return connection
+
+
+def reason(error: OSError) -> str:
+    """What an error of a connection says; its kind if it says nothing, as asyncio's do when a TLS handshake is broken off."""
+    return str(error) or type(error).__name__

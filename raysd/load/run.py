@@ -17,7 +17,7 @@ from raysd.errors import ExperimentError
 from raysd.experiment.sweep import REQUEST_LIMIT_S, SILENCE_LIMIT_S
 from raysd.load.address import Address
 from raysd.load.arrivals import Load, Part
-from raysd.load.connection import Connection, Response, UnheardError, connect
+from raysd.load.connection import Connection, Response, UnheardError, connect, reason
 from raysd.load.percentiles import percentile
 from raysd.load.requests import Request, Result
 from raysd.load.stream import MalformedStreamError, parse_stream
@@ -187,7 +187,7 @@ class _Client:
             answer.error = f"no connection within {self._limits.connect_s:g} s"
         except OSError as err:  # ConnectionError is one
             too_slow = self._too_slow.pop(connection, None)
-            answer.error = too_slow or f"connection failed: {err}"
+            answer.error = too_slow or f"connection failed: {reason(err)}"
             return stale and too_slow is None and isinstance(err, UnheardError)
         finally:
             if answer.response is None:

@@ -1,4 +1,5 @@
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -156,6 +157,7 @@ def test_an_interrupted_bench_says_what_is_true_of_it():
 
 def test_a_server_that_is_not_there_or_speaks_something_else_is_an_error(url, capsys):
     assert main(["bench", "http://127.0.0.1:9"]) == 1 and "did not answer" in capsys.readouterr().err
+    assert main(["bench", url.replace("http:", "https:")]) == 1 and re.search(r"did not answer: \w+", capsys.readouterr().err)
     assert main(["bench", f"{url}/elsewhere"]) == 1 and "OpenAI-compatible" in capsys.readouterr().err
 
 

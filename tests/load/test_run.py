@@ -4,6 +4,7 @@ import asyncio
 import datetime
 import ipaddress
 import json
+import re
 import ssl
 import threading
 import time
@@ -20,6 +21,7 @@ from raysd.load.arrivals import Load, Part
 from raysd.load.metrics import ttft_ms
 from raysd.load.requests import Request
 from raysd.load.run import Limits, run_load
+from raysd.load.selftest import mock_server
 from raysd.load.tally import Tally
 
 PROMPT_TOKENS = 3
@@ -212,6 +214,12 @@ def test_a_load_keeps_a_tally_of_itself(loopback):
     tally = Tally()
     run = run_load(parse_address(loopback.url), "target", requests([0, 2, HANG, 4, 0]), Load(concurrency=2), Limits(request_s=1), tally=tally)
     assert tally == Tally(requests=5, ended=5, failed=3, in_flight=0) and sum(result.error is not None for result in run.results) == 3
+
+
+def test_a_server_that_speaks_no_tls_is_an_error_that_says_something():
+    with mock_server() as address:
+        [result] = ask(address.url.replace("http:", "https:"), [0], 1)
+    assert re.search(r"connection failed: \w+", result.error)
 
 
 def test_no_requests_give_no_results(loopback):
