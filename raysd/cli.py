@@ -425,6 +425,9 @@ def _gc(args: argparse.Namespace) -> int:
 
 
 def _bench(args: argparse.Namespace) -> int:
+    from raysd.signals import raise_when_terminated
+
+    raise_when_terminated()
     if args.selftest:
         return _selftest(args)
     from functools import partial

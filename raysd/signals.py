@@ -19,9 +19,11 @@ class Terminated(KeyboardInterrupt):
 
 
 def raise_when_terminated() -> None:
-    """Makes SIGTERM and SIGHUP raise Terminated in the main thread, once: a second one must not cut short the clearing up."""
+    """Makes SIGTERM and SIGHUP raise Terminated in the main thread, once: a second one must not cut short the clearing up. What is ignored, as `nohup` has it of
+    SIGHUP, stays so."""
     for number in TERMINATING:
-        signal.signal(number, _terminate)
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _terminate)
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

@@ -13,6 +13,8 @@ from raysd.signals import TERMINATING, Terminated, raise_when_terminated, whole
 def handlers():
     before = {number: signal.getsignal(number) for number in (*TERMINATING, signal.SIGINT)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in TERMINATING:
+        signal.signal(number, signal.SIG_DFL)
     raise_when_terminated()
     yield
     for number, handler in before.items():
@@ -36,6 +38,14 @@ def test_a_second_signal_does_not_cut_short_the_clearing_up():
     assert caught.value.number == signal.SIGTERM
     signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGHUP)
+
+
+def test_what_nohup_has_ignored_stays_ignored():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    raise_when_terminated()
+    signal.raise_signal(signal.SIGHUP)
+    with pytest.raises(Terminated, match="SIGTERM"):
+        signal.raise_signal(signal.SIGTERM)
 
 
 def test_an_error_inside_is_not_hidden_by_a_signal_that_waits():

@@ -1,5 +1,9 @@
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from raysd.errors import MeasurementError
@@ -50,3 +54,19 @@ def test_the_mock_server_emits_the_tokens_that_it_was_told_and_counts_them():
         assert [each["tokens"] for each in truth] == [12] * 6 and {each["steps"] for each in truth} == {5}
         [other] = run_load(address, "another", [Request("q", "a prompt", 12, 0.0, True)], Load(concurrency=1)).results
         assert "status 404" in other.error and "does not exist" in other.error
+
+
+def test_a_self_test_that_is_terminated_leaves_no_server_behind():
+    bench = subprocess.Popen([sys.executable, "-m", "raysd", "bench", "--selftest"], stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not (servers := psutil.Process(bench.pid).children()):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        bench.terminate()
+        said = bench.communicate(timeout=60)[1]
+        assert bench.returncode == 143 and "stopped by SIGTERM" in said
+        assert psutil.wait_procs(servers, timeout=60)[1] == []
+    finally:
+        bench.kill()
+        bench.wait()
