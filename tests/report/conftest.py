@@ -1,7 +1,7 @@
 """Artifacts as the stages before the report write them, with numbers that a test can work out by hand."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 from raysd.artifacts.record import Record, encode_record
 from raysd.artifacts.stage import StageRun
 from raysd.experiment import Experiment
+from raysd.report import report as report_module
 from raysd.sweep.tables import CELLS, REQUESTS, SCHEMA_VERSION, write_partitioned
 from tests.stage_runs import attempt
 
@@ -272,6 +273,31 @@ def write_columns(folder: Path, rows: list[dict[str, Any]], kinds: dict[str, str
     known = {"bool": bool, "int64": int, "double": float, "string": str}
     guessed = {name: next(kind for kind, of in known.items() if isinstance(next(row[name] for row in rows if row[name] is not None), of)) for name in rows[0] if name not in kinds}
     write_partitioned(folder, {name: kind for name, kind in kinds.items() if name in rows[0]} | guessed, rows)
+
+
+@pytest.fixture(scope="session")
+def drawn() -> dict[str, bytes]:
+    """Pictures by what they were drawn from."""
+    return {}
+
+
+@pytest.fixture(autouse=True)
+def each_picture_is_drawn_once(drawn: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most tests change a part of a report, and a second to draw all the rest again would be most of their time: the same data gives the same bytes."""
+
+    def once(name: str, draw: Callable[..., None]) -> Callable[..., None]:
+        def copy_or_draw(*data: Any) -> None:
+            path, key = data[-1], repr((name, data[:-1]))
+            if key in drawn:
+                path.write_bytes(drawn[key])
+            else:
+                draw(*data)
+                drawn[key] = path.read_bytes()
+
+        return copy_or_draw
+
+    for name in [name for name in vars(report_module) if name.startswith("draw_")]:
+        monkeypatch.setattr(report_module, name, once(name, getattr(report_module, name)))
 
 
 @pytest.fixture

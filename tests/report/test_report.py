@@ -384,9 +384,11 @@ def test_folders_of_the_machine_are_not_in_the_report(demo):
     assert "my-target on CPU" in page(run).text and "/home/somebody" not in page(run).text
 
 
-def test_the_same_artifacts_give_the_same_bytes(demo, tmp_path):
+def test_the_same_artifacts_give_the_same_bytes(demo, tmp_path, drawn):
     run = demo.run()
+    drawn.clear()
     report(run)
+    drawn.clear()
     again = dataclasses.replace(run, out=tmp_path / "again")
     again.out.mkdir()
     report(again)
