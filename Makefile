@@ -15,8 +15,13 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 demo: setup
 	$(BIN)/raysd run jobs/smollm2-cpu.yaml
 
+# What times a load as it is sent and answered: nothing else runs beside it.
+TIMED := tests/load tests/sweep/test_measure.py tests/backends/test_load_shards.py
+
+# Two processes, since for half of its time a test waits: for an engine, a Ray, a lease. What a file or the whole chain shares is made once, in one of them.
 test: setup
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder $(TIMED:%=--ignore=%)
+	$(BIN)/python -m pytest -m "not slow" $(TIMED)
 
 test-slow: setup
 	$(BIN)/python -m pytest -m slow

@@ -33,6 +33,30 @@ WEIGHTS = {"model.embed_tokens.weight": (512, 64), "model.norm.weight": (64,), "
 """Of a target of CONFIG: what a draft shares with it, and its last layer's attention."""
 
 
+CHAIN = ("tests/e2e/", "tests/faults/")
+"""Whose tests share `first_run`: they are one process's, however many share the rest, so that the chain is run once."""
+LONG = ("tests/backends/", "tests/sweep/", "tests/checks/", "tests/draft/")
+"""Where engines and Rays are started: soon, so that what is left at the end is short, and the processes end at nearly one time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: (not item.nodeid.startswith(CHAIN), not item.nodeid.startswith(LONG)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of `--dist loadfile`: a file's tests are one process's, and so are all of the chain's. (xdist 3.8's own marks for that, `loadgroup`, do nothing in pytest 9.)"""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ChainTogether(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "chain" if nodeid.startswith(CHAIN) else super()._split_scope(nodeid)
+
+    return ChainTogether(config, log)
+
+
 @pytest.fixture(scope="session")
 def tokenizer_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     from tests.tiny_models import tiny_tokenizer
