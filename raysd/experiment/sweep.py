@@ -120,7 +120,7 @@ class SweepSection(Section):
     max_blocks: int = Field(30, ge=3)
     """Of them all, at most."""
     until_ci_limit_s: float = Field(14400, gt=0)
-    """After so long no block is added."""
+    """After so long, by the clock of an attempt, no block is added."""
     requests_per_slot: int = Field(4, ge=1)
     """Requests of a cell, per unit of concurrency, for workloads that do not say their own."""
     seed: int = Field(0, ge=0, lt=2**63)
@@ -147,9 +147,9 @@ class SweepSection(Section):
     """Of the asked concurrency, how much must have been in flight on average over the steady window; a cell with less is invalid."""
     largest_repeating_frac: float = Field(LARGEST_REPEATING_FRAC, ge=0, le=1)
     """Of a cell's answers, how many may end in a loop (32 tokens of a period of at most 16) before it is invalid: drafts guess loops easily."""
-    request_limit_s: Placement[float] = Field(REQUEST_LIMIT_S, gt=0)
+    request_limit_s: float = Field(REQUEST_LIMIT_S, gt=0)
     """The longest that one request may take; one that takes longer has failed, which makes its cell invalid."""
-    silence_limit_s: Placement[float | None] = Field(None, gt=0)
+    silence_limit_s: float | None = Field(None, gt=0)
     """The longest that an engine may send no byte of an answer, likewise: a long prompt behind others takes time. null: 300, or request_limit_s where that is less."""
     near_tie_nat: float = Field(0.25, gt=0)
     """Largest gap, in nat, between the target's log-probabilities of two tokens that still counts as a tie of rounding."""

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
 
 
 class MalformedStreamError(ValueError):
@@ -96,7 +96,7 @@ def parse_stream(reads: Sequence[tuple[int, bytes]]) -> Stream:
             continue
         try:
             chunk = _decode(data)
-        except msgspec.MsgspecError as err:
+        except (msgspec.MsgspecError, RecursionError) as err:
             raise _why_not(data, err) from err
         choices, told = chunk.choices, chunk.usage
         if chunk.error is not None:
@@ -139,8 +139,8 @@ def parse_stream(reads: Sequence[tuple[int, bytes]]) -> Stream:
     known = None not in chunk_tokens
     if known and sum(chunk_tokens) != usage.completion_tokens or token_ids and len(token_ids) != usage.completion_tokens:
         raise MalformedStreamError(f"the usage counts {usage.completion_tokens} output tokens, the chunks hold {len(token_ids) or sum(chunk_tokens)}")
-    if not chunk_ns:
-        raise MalformedStreamError("an answer without a token")
+    if not chunk_ns or not usage.completion_tokens:
+        raise MalformedStreamError("an answer without a token" if not chunk_ns else "the usage counts no token, though text came")
     cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
     drafts, per_position = _acceptance(metrics.speculative_decoding if metrics else None)
     return Stream(tuple(token_ids), "" if token_ids else "".join(texts), finish_reason, usage.prompt_tokens, cached or 0, usage.completion_tokens, tuple(chunk_ns),
@@ -180,12 +180,12 @@ def _events(reads: Sequence[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
         raise MalformedStreamError(f"the stream ended inside an event: {_shown(buffer)}")
 
 
-def _why_not(data: bytes, error: msgspec.MsgspecError) -> MalformedStreamError:
+def _why_not(data: bytes, error: Exception) -> MalformedStreamError:
     """Why an event is no chunk."""
     try:
         content = json.loads(data)
-    except ValueError:
-        return MalformedStreamError(f"an event that is not JSON: {_shown(data)}")
+    except (ValueError, RecursionError):
+        return MalformedStreamError(f"an event that is not JSON, or too deep: {_shown(data)}")
     if not isinstance(content, dict):
         return MalformedStreamError(f"an event that is not a JSON object: {_shown(data)}")
     if content.get("error") is not None:

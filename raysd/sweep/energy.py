@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+HOST = "host"
+"""The source of telemetry's rows that are of no device."""
 MAX_GAP_S = 3.0
 """Between two samples of a device's power, or from the window's edge to the nearest: more is not bridged (InferenceX has the same)."""
 
@@ -38,12 +39,15 @@ def _at(samples: Sequence[tuple[float, float]], at_s: float) -> float:
 
 
 def energy_of(rows: Iterable[Mapping[str, Any]], start_s: float, end_s: float, devices: set[str] | None = None) -> float | None:
-    """Energy of all devices, or of some, over a window, from telemetry's rows; None if no device tells its power, or one of them not without a gap."""
-    by_device: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    """Energy of all devices, or of those named, over a window, from telemetry's rows. None if there is none, or one of them does not tell its power, or not without a
+    gap: the others' sum would be too little."""
+    samples: dict[str, list[tuple[float, float]]] = {device: [] for device in devices or ()}
     for row in rows:
-        if row["power_w"] is not None and (devices is None or row["device"] in devices):
-            by_device[row["source"], row["device"]].append((row["t_s"], row["power_w"]))
-    each = [energy_j(sorted(samples), start_s, end_s) for samples in by_device.values()]
+        if row["source"] != HOST and (devices is None or row["device"] in devices):
+            of_device = samples.setdefault(row["device"], [])
+            if row["power_w"] is not None:
+                of_device.append((row["t_s"], row["power_w"]))
+    each = [energy_j(sorted(of_device), start_s, end_s) for of_device in samples.values()]
     return sum(each) if each and None not in each else None
 
 

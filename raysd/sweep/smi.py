@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -168,13 +169,13 @@ def _json_in(text: str) -> Any:
 
 
 def _number(value: Any) -> float | None:
-    """The number of a value in any of the forms above."""
+    """The number of a value in any of the forms above; None for one that is below nothing, or no number: tools have such for what they do not know."""
     if isinstance(value, dict):
         value = value.get("value")
     if isinstance(value, str):
-        found = re.match(r"\(?\s*(-?\d+(?:\.\d+)?)", value)
+        found = re.match(r"\(?\s*(\d+(?:\.\d+)?)", value)
         return None if found is None else float(found.group(1))
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf else None
 
 
 def _first(fields: Mapping[str, Any], *names: str) -> float | None:

@@ -217,6 +217,7 @@ class _AtNode:
             if not measured.valid:
                 self._hopeless.add(point)  # no second try in the next blocks
         if measured.valid:
+            self._hopeless.discard(point)
             self._schedule.measured(cell, self._node.name)
         self._tell(partial(self._desk.has_measured, self._node.name, cell, measured))
 

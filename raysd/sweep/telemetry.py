@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from raysd.errors import EngineError
+from raysd.sweep.energy import HOST
 from raysd.sweep.smi import Reading, Tool, find_tool, own_devices
 
 PERIOD_S = 1.0
@@ -85,7 +86,7 @@ class Telemetry:
         psutil.cpu_percent()  # the first call says nothing: it begins the time that the next one is of
         while not self._ended.wait(PERIOD_S):
             memory = psutil.virtual_memory()
-            self._add("host", "host", cpu_frac=psutil.cpu_percent() / 100, memory_used_bytes=float(memory.total - memory.available), memory_total_bytes=float(memory.total))
+            self._add(HOST, HOST, cpu_frac=psutil.cpu_percent() / 100, memory_used_bytes=float(memory.total - memory.available), memory_total_bytes=float(memory.total))
 
     def _watch_devices(self, tool: Tool) -> None:
         try:

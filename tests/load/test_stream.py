@@ -38,6 +38,9 @@ def test_windows_line_ends_comments_and_chunks_without_tokens_are_fine():
     ([event({"choices": 3})], "lacks something"), ([event({"id": 3})], "neither choices nor usage"),
     ([chunk([1, 2, 3], "stop"), event({"choices": [], "error": {"message": "out of memory"}}), USAGE, DONE], "reports an error.*out of memory"),
     ([event({"choices": [{"text": "a"}, {"text": "b", "index": 1}]})], "second answer"),
+    ([b'data: {"choices": [], "x": ' + b"[" * 5000 + b"]" * 5000 + b"}\n\n"], "too deep"), ([b'data: {"choices": [], "error": ' + b"[" * 5000 + b"]" * 5000 + b"}\n\n"], "too deep"),
+    ([event({"choices": [{"text": "a"}]}), event({"choices": [{"text": "", "finish_reason": "stop"}], "usage": {"prompt_tokens": 3, "completion_tokens": 0}}), DONE], "though text came"),
+    ([chunk([1, 2, 3], "stop"), event({"choices": [], "usage": {"prompt_tokens": 10**400, "completion_tokens": 3}}), DONE], "lacks something"),
     ([b"data: {\"choi"], "inside an event"), ([], "before \\[DONE\\]")])
 def test_what_is_not_one_finished_completion_is_refused(reads, says):
     with pytest.raises(MalformedStreamError, match=says):

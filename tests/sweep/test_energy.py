@@ -38,6 +38,14 @@ def test_devices_add_up_and_others_are_left_out():
     assert energy_of([*rows, row(0.0, "3", 50.0)], 0, 4) is None, "one device is known for a moment alone"
 
 
+@pytest.mark.parametrize("devices", [None, {"0", "1"}])
+@pytest.mark.parametrize("power_w", [None, "absent"])
+def test_what_only_some_devices_tell_is_not_the_energy_of_all(power_w, devices):
+    rows = [row(float(second), "0", 100.0) for second in range(5)] + ([] if power_w == "absent" else [row(float(second), "1", power_w) for second in range(5)])
+    told = energy_of(rows, 0, 4, devices)
+    assert told == (pytest.approx(400) if power_w == "absent" and devices is None else None), "that there is a second device is known by its rows, or by the mask"
+
+
 def test_joules_and_dollars_for_tokens():
     assert joules_per_token(1000.0, 250) == 4 and joules_per_token(1000.0, 0) is None
     # research: 936.6 output tokens a second and GPU at 1.90 dollars an hour

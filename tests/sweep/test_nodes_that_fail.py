@@ -155,6 +155,21 @@ def test_what_stays_invalid_is_shown_with_its_reason_and_is_not_tried_twice_in_e
     assert len(healthy.measured) == 4, "the next attempt measures what was invalid, and nothing else"
 
 
+def test_what_has_worked_again_is_worth_a_second_try(experiment, tmp_path):
+    fails = {("bf16", 2): 2}
+    node = Stand("a", experiment, fails=fails)
+    measure = node.measure
+
+    def fails_once_more(cell):
+        if (cell.arm, cell.concurrency, cell.block) == ("bf16", 2, 2) and cell not in node.measured:
+            fails["bf16", 2] = 1
+        return measure(cell)
+
+    node.measure = fails_once_more
+    _, metrics = run_on(tmp_path / "store", experiment, node)
+    assert metrics["valid_cells"] == 23, "only the first block's, which failed twice"
+
+
 def test_an_engine_that_does_not_start_spoils_its_own_cells_and_no_others(experiment, tmp_path):
     cells, metrics = run_on(tmp_path / "store", experiment, Stand("a", experiment, never={FP8}))
     assert {cell["arm"] for cell in cells if not cell["valid"]} == {"fp8"} and metrics["valid_cells"] == 16
