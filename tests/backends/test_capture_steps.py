@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from raysd.backends.capture_steps import CaptureWorker
-
 
 def test_a_capture_engine_samples_all_rows_plainly_and_refuses_a_drafted_token():
     """In the engine tests of capture, this refusal is also what shows that no step computes a token twice."""
+    # Late: it imports vLLM, which takes seconds of every process that only collects the tests.
+    from raysd.backends.capture_steps import CaptureWorker
+
     seen = []
     worker = CaptureWorker()
     worker.model_runner = SimpleNamespace(sampler=lambda **arguments: seen.append(arguments) or "sampled", rejection_sampler=None)
