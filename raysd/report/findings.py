@@ -18,13 +18,25 @@ FP8_TOLERANCE_FRAC = 0.03
 MANY_INVALID_FRAC = 0.2
 """From this share of invalid cells on, a report says so before anything else."""
 
+MOST_NAMED = 3
+"""A headline counts workloads instead of naming them if they are more."""
+
 _RANKS = {"faster": 3, "tie": 2, "slower": 1, None: 0}
 """What is worth more in a headline: a proven gain, even if a point with a wide interval reads higher."""
 
 
-def headline(speedups: Sequence[Speedup], of_sweep: Sequence[Speedup] | None = None) -> str:
-    """One sentence for one workload and one k: the best speed-up, where it was reached, and where that arm turns into a loss. of_sweep: all that share the
-    adjustment, if those are more."""
+def headline(speedups: Sequence[Speedup], of_sweep: Sequence[Speedup]) -> str:
+    """The best speed-up of one workload and one k, where it was reached, and where that arm turns into a loss; then, where the sweep has more workloads, what
+    drafting does on those. of_sweep: all that share the adjustment."""
+    workloads = list(dict.fromkeys(speedup.workload for speedup in of_sweep))
+    said = _best(speedups, of_sweep)
+    if len(workloads) < 2 or not speedups:
+        return said
+    mine = speedups[0].workload
+    return f"Workload {mine}: {said[0].lower()}{said[1:]} {_elsewhere([speedup for speedup in of_sweep if speedup.workload != mine])}"
+
+
+def _best(speedups: Sequence[Speedup], of_sweep: Sequence[Speedup]) -> str:
     measured = [speedup for speedup in speedups if speedup.compared]
     if not speedups:
         return "The sweep has no drafting arm, so there is no speed-up to report."
@@ -42,7 +54,7 @@ def headline(speedups: Sequence[Speedup], of_sweep: Sequence[Speedup] | None = N
     if best.verdict == "tie" and verdict(best.compared.interval) != "tie":
         return (
             f"No speed-up is proven yet: the best, the {name} {at}, reads {shown} (by itself {formats.interval(best.compared.interval)}), which among "
-            f"{formats.plural(family_size(of_sweep or speedups), 'comparison')} is a tie ({doubt})."
+            f"{formats.plural(family_size(of_sweep), 'comparison')} is a tie ({doubt})."
         )
     if best.verdict == "tie":
         return f"No speed-up was found: the best, the {name} {at}, is a tie with no draft at {shown} ({doubt})."
@@ -52,6 +64,22 @@ def headline(speedups: Sequence[Speedup], of_sweep: Sequence[Speedup] | None = N
             f"decodes {shown} as fast as no draft ({doubt})."
         )
     return f"At concurrency {best.concurrency} the {name} decodes {shown} as fast as no draft ({doubt}){_turning_point(best, measured)}."
+
+
+def _elsewhere(speedups: Sequence[Speedup]) -> str:
+    """How many points of the headline's other workloads are faster, slower, ties or undecided, which workloads have them, and how far gains and losses go."""
+    workloads = list(dict.fromkeys(speedup.workload for speedup in speedups))
+    told = []
+    for name, words, farthest in (("faster", "faster", ("up to", max)), ("slower", "slower", ("down to", min)), ("tie", "a tie", None), (None, "without a verdict", None)):
+        found = [speedup for speedup in speedups if speedup.verdict == name]
+        if not found:
+            continue
+        having = list(dict.fromkeys(speedup.workload for speedup in found))
+        where = "" if len(workloads) == 1 else f" of {formats.listing(having) if len(having) <= MOST_NAMED else f'{len(having)} workloads'}"
+        how_far = f" ({farthest[0]} {formats.ratio(farthest[1](speedup.compared.ratio for speedup in found))})" if farthest else ""
+        told.append(f"{words} at {formats.plural(len(found), 'point')}{where}{how_far}")
+    others = f"workload, {workloads[0]}," if len(workloads) == 1 else f"{len(workloads)} workloads"
+    return f"On the other {others} speculation is {formats.listing(told)}."
 
 
 def interval_of(speedup: Speedup) -> str:

@@ -26,7 +26,7 @@ def report(run: StageRun) -> dict[str, Any]:
     Inputs: `sweep`; `capture`, `train` and `quantize` where the experiment has them. Metrics, of the first workload and the first k:
     `speedup` (arm to concurrency to ratio of output tokens per second, null without a pair of valid cells), `speedup_ci` (arm to concurrency to
     [low, high], Holm-adjusted over all comparisons of the sweep, null below 3 pairs), `speedup_ci_alone` (likewise, each comparison by itself), `verdict`
-    (arm to concurrency to `faster`, `slower`, `tie` or null, by `speedup_ci`) and `headline`.
+    (arm to concurrency to `faster`, `slower`, `tie` or null, by `speedup_ci`) and `headline`, which tells of the other workloads, too.
     Raises ArtifactError for an input that cannot be read, MeasurementError for numbers that contradict themselves.
     """
     run.progress("reading the measurements", 0, 3)
@@ -48,7 +48,7 @@ def report(run: StageRun) -> dict[str, Any]:
 def _draw(run: StageRun, inputs: Inputs, compared: list[Speedup]) -> None:
     subtitle = sections.conditions(inputs)
     sweep = run.experiment.sweep
-    workload = sweep.workloads[0].name
+    workload = inputs.workloads[0]
     blocks = len({cell["block"] for cell in inputs.cells})
     first = [speedup for speedup in compared if speedup.workload == workload]
     ks = ", ".join(str(k) for k in sorted({speedup.k for speedup in first}))

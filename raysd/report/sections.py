@@ -20,9 +20,8 @@ LATENCIES = {"TTFT": "ttft_ms", "TPOT": "tpot_ms", "E2EL": "e2el_ms"}
 
 
 def primary(inputs: Inputs, speedups: Sequence[Speedup]) -> list[Speedup]:
-    """The speed-ups of the first workload and the first k: those of the headline and of the metrics."""
-    sweep = inputs.experiment.sweep
-    return [speedup for speedup in speedups if speedup.workload == sweep.workloads[0].name and speedup.k == sweep.k[0]]
+    """The speed-ups of the first workload that was measured and the first k: those that the headline begins with, and of the metrics."""
+    return [speedup for speedup in speedups if speedup.workload == inputs.workloads[0] and speedup.k == inputs.experiment.sweep.k[0]]
 
 
 def build_document(inputs: Inputs, speedups: Sequence[Speedup]) -> Document:
@@ -46,7 +45,7 @@ def build_document(inputs: Inputs, speedups: Sequence[Speedup]) -> Document:
         subtitle=conditions(inputs),
         headline=findings.headline(primary(inputs, speedups), speedups),
         warnings=findings.warnings(inputs.experiment.sweep.acceptance.words, sum(not cell["valid"] for cell in inputs.cells) / len(inputs.cells)),
-        tiles=_tiles(inputs, primary(inputs, speedups)),
+        tiles=_tiles(inputs, primary(inputs, speedups), len(inputs.workloads) > 1),
         sections=sections,
         footer=f"raysd {record.code_version}. Sweep {record.fingerprint[:12]}, ended {record.ended}. "
         f"The numbers behind every table are in cells/ and requests/ of that sweep (Parquet, by arm and workload).",
@@ -54,11 +53,13 @@ def build_document(inputs: Inputs, speedups: Sequence[Speedup]) -> Document:
 
 
 def summary_document(inputs: Inputs, speedups: Sequence[Speedup]) -> Document:
-    """The report on one screen, for a pull request or a job's summary."""
+    """The report on one screen, for a pull request or a job's summary: the first workload in full, of several one row for each arm and k."""
     workload = inputs.workloads[0]
     points = summaries.points_of(inputs.cells, workload, inputs.arms)
     shown: list[Block] = [load_tables.published_shape(speedups, points, inputs.devices, inputs.per_device, workload, k)
                           for k in dict.fromkeys(speedup.k for speedup in speedups if speedup.workload == workload)]
+    if len(inputs.workloads) > 1:
+        shown.append(tables.workloads_table(speedups))
     lengths = [f"Acceptance length on the report split, {formats.arm_name(arm)}: {counts['acceptance_length']:.2f} tokens per step ({counts['drafts']:,d} drafts, k = {counts['k']})."
                for arm, counts in inputs.sweep_metrics.get("acceptance", {}).items()]
     compared = inputs.sweep_metrics.get("lossless", {})
@@ -78,7 +79,7 @@ def conditions(inputs: Inputs) -> str:
     return f"{provenance.target_name(inputs)} on {hardware}, {engine}"
 
 
-def _tiles(inputs: Inputs, speedups: Sequence[Speedup]) -> list[Tile]:
+def _tiles(inputs: Inputs, speedups: Sequence[Speedup], many_workloads: bool) -> list[Tile]:
     tiles = []
     measured = [speedup for speedup in speedups if speedup.compared]
     for arm in dict.fromkeys(speedup.arm for speedup in measured):
@@ -88,7 +89,9 @@ def _tiles(inputs: Inputs, speedups: Sequence[Speedup]) -> list[Tile]:
             Tile(
                 f"{arm.upper()} speed-up",
                 "tie" if first.verdict == "tie" else formats.ratio(first.compared.ratio),
-                (f"{formats.ratio(first.compared.ratio)} " if first.verdict == "tie" else "") + f"at concurrency {first.concurrency}, {doubt}, n = {first.compared.n}",
+                (f"{formats.ratio(first.compared.ratio)} " if first.verdict == "tie" else "") + f"at concurrency {first.concurrency}"
+                + (f" of workload {first.workload}" if many_workloads else "")
+                + f", {doubt}, n = {first.compared.n}",
                 {"faster": "good", "slower": "bad"}.get(first.verdict, "plain"),
             )
         )
@@ -116,10 +119,10 @@ def _tiles(inputs: Inputs, speedups: Sequence[Speedup]) -> list[Tile]:
 
 
 def _speed(inputs: Inputs, speedups: Sequence[Speedup]) -> Section:
-    sweep = inputs.experiment.sweep
+    section = inputs.experiment.sweep
     workloads = list(dict.fromkeys(speedup.workload for speedup in speedups))
     many = len(workloads) > 1
-    first = [speedup for speedup in speedups if speedup.workload == sweep.workloads[0].name]
+    first = [speedup for speedup in speedups if speedup.workload == inputs.workloads[0]]
     points = "; ".join(
         f"{formats.arm_name(s.arm)} k = {s.k} at {s.concurrency}: {formats.ratio(s.compared.ratio)}" for s in first if s.compared
     )
@@ -128,7 +131,7 @@ def _speed(inputs: Inputs, speedups: Sequence[Speedup]) -> Section:
             SPEEDUP_PNG,
             f"Speed-up by concurrency. {points or 'No pair of valid cells'}.",
             "Output tokens per second of each arm over decoding without a draft"
-            + (f", workload {sweep.workloads[0].name}" if many else "")
+            + (f", workload {inputs.workloads[0]}" if many else "")
             + ". Bars are each point's own 95 % interval over blocks; a filled point differs from no draft by its adjusted interval, too, a hollow one is a tie"
             + (", or has too few valid blocks for an interval" if any(s.compared and not s.verdict for s in first) else "")
             + ". The vertical axis is logarithmic.",
@@ -145,7 +148,6 @@ def _speed(inputs: Inputs, speedups: Sequence[Speedup]) -> Section:
     published = published_rates(inputs.experiment.target.model)
     if published:
         blocks.append(load_tables.amds_table(published))
-    section = inputs.experiment.sweep
     if section.until_ci is not None:
         blocks.append(Paragraph(findings.width_reached(speedups, section.until_ci, many)))
     turned = findings.turned_to_ties(speedups, many)

@@ -62,6 +62,21 @@ def speedup_table(speedups: Sequence[Speedup], title: str, compared_at_once: int
     )
 
 
+def workloads_table(speedups: Sequence[Speedup]) -> Table:
+    """One row per workload, arm and k: at how many concurrencies it is faster, slower, a tie or undecided, and its best and worst."""
+    rows: list[list[str | Value]] = []
+    for workload, arm, k in dict.fromkeys((speedup.workload, speedup.arm, speedup.k) for speedup in speedups):
+        points = [speedup for speedup in speedups if (speedup.workload, speedup.arm, speedup.k) == (workload, arm, k)]
+        measured = sorted((speedup for speedup in points if speedup.compared), key=lambda speedup: speedup.compared.ratio)
+        counts = [Value(str(found), VERDICT_TONES[verdict] if found else "quiet")
+                  for verdict in ("faster", "slower", "tie", None) for found in [sum(speedup.verdict == verdict for speedup in points)]]
+        best, worst = (f"{formats.ratio(each[0].compared.ratio)} at {each[0].concurrency}" if each else formats.ABSENT for each in (measured[-1:], measured[:1]))
+        rows.append([workload, formats.arm_name(arm), str(k), *counts, best, worst])
+    columns = [Column("Workload", numeric=False), Column("Arm", numeric=False), Column("k", "tokens"), Column("Faster", "points"), Column("Slower", "points"),
+               Column("Tie", "points"), Column("No verdict", "points"), Column("Best", "ratio, at a concurrency"), Column("Worst", "ratio, at a concurrency")]
+    return Table("All workloads", columns, rows, f"Points are concurrencies. Under {MIN_PAIRS} valid blocks there is no verdict.")
+
+
 def latency_table(inputs: Inputs, workload: str, title: str) -> Table:
     """Medians over valid blocks, one row per concurrency, arm and k; arms side by side."""
     groups: dict[tuple, list[Row]] = {}

@@ -44,12 +44,14 @@ class Demo:
     """Lets the attempt's lease go."""
     ratios: dict[str, dict[int, float]] = field(default_factory=lambda: {arm: dict(at) for arm, at in RATIOS.items()})
     workload: str = "report"
+    others: dict[str, float] = field(default_factory=dict)
+    """Workloads after the first, to what the arms' ratios are multiplied by there."""
     blocks: int = 3
     ks: list[int] = field(default_factory=lambda: [3])
     hardware: str = "cpu"
     trained: bool = True
     invalid: dict[tuple[str, int, int], list[str]] = field(default_factory=dict)
-    """(arm, concurrency, block) to reasons."""
+    """(arm, concurrency, block) of the first workload to reasons."""
     acceptance: dict[str, dict] = field(
         default_factory=lambda: {"bf16": counts(10_000, 3, [4800, 2200, 1000]), "fp8": counts(8_000, 3, [3780, 1745, 800])}
     )
@@ -85,7 +87,7 @@ class Demo:
                 "k": self.ks,
                 "acceptance": {"rates": self.synthetic},
                 "until_ci": self.until_ci,
-                "workloads": [{"name": self.workload, "osl": self.osl}],
+                "workloads": [{"name": name, "osl": self.osl} for name in (self.workload, *self.others)],
                 "arm_concurrency": {arm: list(at) for arm, at in self.ratios.items() if list(at) != list(BASELINE_TOK_S)},
             },
         }
@@ -97,29 +99,29 @@ class Demo:
 
     def cells(self) -> list[dict[str, Any]]:
         rows = []
-        for block in range(self.blocks):
+        for workload, factor, block in ((*each, block) for each in ({self.workload: 1.0} | self.others).items() for block in range(self.blocks)):
             for concurrency, rate in BASELINE_TOK_S.items():
-                rows.append(self.cell("none", None, concurrency, block, rate * (1 + 0.01 * block)))
+                rows.append(self.cell(workload, "none", None, concurrency, block, rate * (1 + 0.01 * block)))
                 rows += [
-                    self.cell(arm, k, concurrency, block, rate * (1 + 0.01 * block) * at[concurrency] * NOISE[block % 3])
+                    self.cell(workload, arm, k, concurrency, block, rate * (1 + 0.01 * block) * at[concurrency] * factor * NOISE[block % 3])
                     for arm, at in self.ratios.items()
                     if concurrency in at
                     for k in self.ks
                 ]
         return rows
 
-    def cell(self, arm: str, k: int | None, concurrency: int, block: int, output_tok_s: float) -> dict[str, Any]:
+    def cell(self, workload: str, arm: str, k: int | None, concurrency: int, block: int, output_tok_s: float) -> dict[str, Any]:
         requests = 4 * concurrency
         node = list(self.nodes)[block % len(self.nodes)]
         output_tok_s *= self.speed * self.nodes[node]
         tpot_ms = 1000 * concurrency / output_tok_s
         drafts = 50 * requests if k else 0
         per_position = [drafts * 48 // 100, drafts * 22 // 100, drafts * 10 // 100][:k] if k else []
-        reasons = self.invalid.get((arm, concurrency, block), [])
+        reasons = self.invalid.get((arm, concurrency, block), []) if workload == self.workload else []
         return {
             "schema_version": SCHEMA_VERSION,
             "arm": arm,
-            "workload": self.workload,
+            "workload": workload,
             "isl": 38,
             "osl": self.osl,
             "concurrency": concurrency,

@@ -236,6 +236,38 @@ def test_the_summary_is_one_screen_in_the_shape_of_amds_table(demo):
     assert f"**{metrics['headline']}**" in summary and "27 of 30 cells are valid; 0 requests failed." in summary and len(summary.splitlines()) < 40
 
 
+def summary_of(run) -> str:
+    return (run.out / "summary.md").read_text(encoding="utf-8").replace("\\", "")
+
+
+def test_the_headline_names_its_workload_and_tells_of_gains_and_losses_on_the_others(demo):
+    demo.ratios, demo.others = {"bf16": {1: 1.3, 2: 1.2, 4: 1.05, 8: 0.9}}, {"second": 0.4}
+    run = demo.run()
+    metrics = report(run)
+    assert metrics["headline"].startswith("Workload report: at concurrency 1 the BF16 draft decodes 1.30× as fast as no draft (")
+    assert metrics["headline"].endswith(" On the other workload, second, speculation is slower at 4 points (down to 0.36×).")
+    assert metrics["headline"] in summary_of(run) and metrics["headline"] in page(run).text
+    assert "| report | BF16 draft | 3 | 2 | 1 | 1 | 0 | 1.30× at 1 | 0.90× at 8 |" in summary_of(run) and "| second | BF16 draft | 3 | 0 | 4 | 0 | 0 | 0.52× at 1 | 0.36× at 8 |" in summary_of(run)
+    assert "at concurrency 1 of workload report, " in page(run).text
+
+
+def test_a_first_workload_without_a_valid_cell_says_nothing_of_the_others(demo):
+    demo.invalid = {(arm, concurrency, block): ["no"] for arm in ("none", "bf16", "fp8") for concurrency in (1, 2, 4, 8) for block in range(3)}
+    demo.ratios, demo.others = {"bf16": {1: 2, 2: 2, 4: 2, 8: 0.5}}, {"a": 1.0, "b": 2.0, "c": 0.25, "d": 0.5}
+    run = demo.run()
+    assert report(run)["headline"] == (
+        "Workload report: no drafting arm has a block in which it and the baseline are both valid, so there is no speed-up to report. On the other 4 workloads speculation is "
+        "faster at 6 points of a and b (up to 4.00×), slower at 6 points of a, c and d (down to 0.12×) and a tie at 4 points of b and d."
+    )
+    assert "| report | BF16 draft | 3 | 0 | 0 | 0 | 4 | – | – |" in summary_of(run)
+    assert [row for row in ("a", "b", "c", "d") if f"| {row} | BF16 draft | 3 |" in summary_of(run)] == ["a", "b", "c", "d"]
+
+
+def test_a_headline_counts_workloads_that_are_too_many_to_name_and_tells_of_what_is_undecided(demo):
+    demo.ratios, demo.blocks, demo.others = {"bf16": {1: 1.3, 2: 1.2, 4: 1.05, 8: 0.9}}, 2, dict.fromkeys("abcd", 1.0)
+    assert report(demo.run())["headline"].endswith(" On the other 4 workloads speculation is without a verdict at 16 points of 4 workloads.")
+
+
 def test_synthetic_acceptance_is_said_before_any_number(demo):
     demo.hardware, demo.synthetic = "mi355x", [0.8, 0.6, 0.4]
     run = demo.run()
