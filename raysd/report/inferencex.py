@@ -7,8 +7,10 @@ GPU are divided by the GPUs of an engine; where a CPU decodes, the machine stand
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import math
+import re
 import statistics
 import urllib.parse
 from collections.abc import Sequence
@@ -25,6 +27,8 @@ from raysd.report.summaries import grouped
 PERCENTILES = (50, 90, 95, 99)
 ALL_TOGETHER = "agg_bmk.json"
 """One list of all `agg_` forms, as InferenceX collects them."""
+WORKLOAD_CHARACTERS = 140
+"""The most that a workload takes of a file's name: file systems allow 255 in all, an experiment has 64 at most, and what is left holds any arm, concurrency and block."""
 
 
 def write_inferencex(side: Side, folder: Path) -> list[Path]:
@@ -46,7 +50,7 @@ def write_inferencex(side: Side, folder: Path) -> list[Path]:
                 written.append(_write(folder / f"{prefix}{name}.json", document))
         written.append(_write(folder / ALL_TOGETHER, together))
     except OSError as err:
-        raise ArtifactError(what=f"the InferenceX files cannot be written: {err.strerror}", where=folder, fix="name a folder that can be written") from err
+        raise ArtifactError(what=f"the InferenceX files cannot be written: {err.strerror or err}", where=folder, fix="name a folder that can be written") from err
     return written
 
 
@@ -123,8 +127,12 @@ def _statistics(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def _name(side: Side, cell: Row) -> str:
-    """Each cell's own: whatever but letters, digits and `.-~` a workload is called by is percent-encoded, its `_` too, which stands between the parts."""
+    """Each cell's own: whatever but letters, digits and `.-~` a workload is called by is percent-encoded, its `_` too, which stands between the parts. Of a long
+    workload the beginning, and then digits that are the workload's own."""
     workload, arm = (urllib.parse.quote(cell[part], safe="").replace("_", "%5F") for part in ("workload", "arm"))
+    if len(workload) > WORKLOAD_CHARACTERS:
+        own = hashlib.sha256(cell["workload"].encode()).hexdigest()[:16]
+        workload = f"{re.sub('%.?$', '', workload[: WORKLOAD_CHARACTERS - 17])}_{own}"  # half an escape is none
     drafting = f"_k{cell['k']}" if cell["k"] is not None else ""
     experiment = side.experiment.name if side.experiment else "sweep"
     return f"{experiment}_{workload}_{arm}{drafting}_conc{cell['concurrency']}_block{cell['block'] + 1}"

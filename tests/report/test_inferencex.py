@@ -1,11 +1,12 @@
 """Cells in InferenceX's form, against its keys and against what the cells were made with."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
 
-from raysd.errors import MeasurementError
+from raysd.errors import ArtifactError, MeasurementError
 from raysd.report.inferencex import ALL_TOGETHER, write_inferencex
 from raysd.report.sides import read_side
 
@@ -41,6 +42,28 @@ def test_names_of_files_are_as_many_as_cells_whatever_workloads_are_called(demo,
     written = write_inferencex(side, tmp_path / "out")
     assert len({path.name.lower() for path in written}) == len(written) == 2 * len(names) * len(one) + 1 == len(list((tmp_path / "out").iterdir()))
     assert (tmp_path / "out" / "agg_1k%2F1k_none_conc1_block1.json").is_file()
+
+
+def test_names_of_files_fit_whatever_workloads_and_the_experiment_are_called(demo, tmp_path):
+    longest = ("a" + 62 * "/" + "b", "a" + 62 * "/" + "c", "a" + 61 * "/" + "-b", 64 * "a", 46 * "/" + "ab", 46 * "/" + "abc")
+    demo.ks = [8]
+    one = [cell | {"block": 99_999 - cell["block"], "concurrency": 1_000 * cell["concurrency"]} for cell in demo.cells()]
+    demo.cells = lambda: [cell | {"workload": name} for name in longest for cell in one]
+    side = read_side("demo", demo.sweep())
+    side = replace(side, experiment=side.experiment.model_copy(update={"name": 64 * "e"}))
+    written = write_inferencex(side, tmp_path / "out")
+    assert len({path.name.lower() for path in written}) == len(written) == 2 * len(longest) * len(one) + 1 == len(list((tmp_path / "out").iterdir()))
+    assert max(len(path.name.encode()) for path in written) <= 255
+    assert (tmp_path / "out" / f"{64 * 'e'}_{64 * 'a'}_none_conc1000_block100000.json").is_file()  # what fits is not cut
+    assert all(re.fullmatch(r"[\w.~-]*(%[0-9A-F]{2}[\w.~-]*)*", path.name) for path in written)
+
+
+@pytest.mark.parametrize(("name", "reason"), [("file", "File exists"), ("file/below", "Not a directory"), (256 * "f", "File name too long")])
+def test_a_folder_that_cannot_be_written_says_why(demo, tmp_path, name, reason):
+    (tmp_path / "file").touch()
+    with pytest.raises(ArtifactError, match=f"cannot be written: {reason}") as raised:
+        write_inferencex(read_side("demo", demo.sweep()), tmp_path / name)
+    assert raised.value.where == str(tmp_path / name)
 
 
 def test_rates_of_a_gpu_are_of_the_gpus_of_an_engine(demo, tmp_path):
