@@ -108,7 +108,7 @@ def invalid_table(cells: Iterable[Row]) -> Table:
             cell["workload"],
             str(cell["concurrency"]),
             formats.count(cell["k"]),
-            str(cell["block"]),
+            str(cell["block"] + 1),
             "; ".join(cell["invalid_reasons"]) or "no reason given",
         ]
         for cell in cells
@@ -122,7 +122,7 @@ def invalid_table(cells: Iterable[Row]) -> Table:
         Column("Block"),
         Column("Reasons", numeric=False),
     ]
-    return Table("Invalid cells, left out of every figure", columns, rows)
+    return Table("Invalid cells, left out of every figure", columns, rows, "Blocks count from 1, as in the sweep's log; in its Parquet tables they count from 0.")
 
 
 def setup_table(inputs: Inputs) -> Table:

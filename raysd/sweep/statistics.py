@@ -221,7 +221,7 @@ class _Rates:
             key = (cell["workload"], cell["arm"], cell["k"], cell["concurrency"], cell["block"])
             if key in seen:
                 raise MeasurementError(
-                    what=f"the cell (workload, arm, k, concurrency, block) = {key} is there twice",
+                    what=f"the cell (workload, arm, k, concurrency, block) = {(*key[:4], key[4] + 1)} is there twice",
                     where="cells of the sweep",
                     fix="delete the sweep's artifact to run it again",
                 )

@@ -107,7 +107,7 @@ def test_a_point_without_any_valid_pair_is_still_there():
 
 
 def test_a_cell_that_is_there_twice_is_refused():
-    with pytest.raises(MeasurementError, match="twice"):
+    with pytest.raises(MeasurementError, match=r"block\) = \('report', 'none', None, 1, 1\) is there twice"):  # blocks count from 1 for people
         speedups([cell("none", 0, 1.0), cell("none", 0, 2.0)])
 
 
