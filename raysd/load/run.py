@@ -124,6 +124,8 @@ class _Client:
         """Connections that wait for an answer, and since when."""
         self._too_slow: dict[Connection, str] = {}
         self._idle: list[Connection] = []
+        self._to_begin: set[asyncio.Task[None]] = set()
+        """Slots of a closed loop that wait for their moment on the ramp."""
         self.answers: list[_Answer | None] = [None] * len(bodies)
         self.begun_ns = 0
         tally.requests += len(bodies)
@@ -152,10 +154,14 @@ class _Client:
         return lag.lags_ms
 
     async def _slot(self, intended_ns: int, waiting: Iterator[int]) -> None:
-        """One of those in flight: it takes the next request as soon as its last has ended."""
+        """One of those in flight: it takes the next request as soon as its last has ended. Where none is left, no other slot needs to begin."""
+        self._to_begin.add(slot := asyncio.current_task())
         await _until(intended_ns)
+        self._to_begin.discard(slot)
         for index in waiting:
             intended_ns = (await self._ask(index, intended_ns)).ended_ns
+        while self._to_begin:
+            self._to_begin.pop().cancel()
 
     async def _ask(self, index: int, intended_ns: int) -> _Answer:
         answer = self.answers[index] = _Answer(intended_ns, intended_ns, intended_ns)

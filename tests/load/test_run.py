@@ -250,6 +250,12 @@ def test_a_ramp_reaches_the_concurrency_step_by_step(loopback):
     assert [round((at - intended[0]) / 1e6) for at in intended] == [0, 100, 200, 300]
 
 
+@pytest.mark.parametrize("part", [lambda load: load, lambda load: Part(load, 0, 2)])
+def test_a_load_ends_when_all_is_answered_however_long_its_ramp(loopback, part):
+    run = run_load(parse_address(loopback.url), "target", requests([0] * 4), part(Load(concurrency=8, ramp_s=400)), FIVE_SECONDS)
+    assert [result.error for result in run.results] == [None] * 4 and run.health.elapsed_s < 40, "the second slot begins after 50 s, and one of another process before"
+
+
 def test_processes_that_begin_at_one_moment_send_what_one_would(loopback):
     begin_ns = time.perf_counter_ns() + 200_000_000
     parts = [run_load(parse_address(loopback.url), "target", requests([0] * 4), Part(Load(rate_s=20), number, 2), FIVE_SECONDS, begin_ns=begin_ns) for number in range(2)]
