@@ -9,6 +9,11 @@ from typing import Literal
 
 from raysd.errors import ExperimentError
 
+LONGEST_S = 7 * 86400.0
+"""From the begin until the last request is sent, and so of a ramp: a clock in nanoseconds, and timers, take no time without a bound."""
+LARGEST_RATE_S = 1e6
+"""More than any client sends."""
+
 
 @dataclass(frozen=True)
 class Load:
@@ -30,12 +35,23 @@ class Load:
             raise ExperimentError(what="a load is a concurrency or a rate", where="--concurrency, --rate", fix="give one of them")
         if self.concurrency is not None and self.concurrency < 1:
             raise ExperimentError(what=f"a concurrency of {self.concurrency}", where="--concurrency", fix="use at least 1")
-        if self.rate_s is not None and not 0 < self.rate_s < math.inf:
-            raise ExperimentError(what=f"a rate of {self.rate_s} requests a second", where="--rate", fix="use more than 0")
+        if self.rate_s is not None and not 1 / LONGEST_S <= self.rate_s <= LARGEST_RATE_S:
+            raise ExperimentError(what=f"a rate of {self.rate_s} requests a second", where="--rate", fix=f"use at least {1 / LONGEST_S:.2g}, one in {LONGEST_S:g} s, and at most {LARGEST_RATE_S:g}")
         if self.concurrency is not None and self.arrivals != "constant":
             raise ExperimentError(what="Poisson arrivals have no effect on a closed loop", where="--poisson", fix="give a --rate")
-        if not 0 <= self.ramp_s < math.inf:
-            raise ExperimentError(what=f"a ramp of {self.ramp_s} s", where="--ramp", fix="use 0 or more")
+        if not 0 <= self.ramp_s <= LONGEST_S:
+            raise ExperimentError(what=f"a ramp of {self.ramp_s} s", where="--ramp", fix=f"use 0 or more, and at most {LONGEST_S:g}")
+
+    def check_count(self, count: int) -> None:
+        """Raises ExperimentError where so many requests take an open loop longer than LONGEST_S, or not to the end of its ramp. When a closed loop is over, its server decides."""
+        if self.rate_s is None:
+            return
+        last_s = self.times_s(count)[-1]
+        if last_s > LONGEST_S:
+            raise ExperimentError(what=f"the last of {count} requests would be sent after {last_s:.0f} s", where="--rate", fix=f"ask for fewer, or for more a second: at most {LONGEST_S:g} s are allowed")
+        if last_s < self.ramp_s:
+            raise ExperimentError(what=f"the rate of {self.rate_s:g} requests a second would never be reached: the last of {count} is sent after {last_s:.3g} s of a ramp of {self.ramp_s:g} s",
+                                  where="--ramp", fix="use a shorter one, or more --requests")
 
     def start_s(self, slot: int) -> float:
         """When a slot of a closed loop sends its first request, in seconds since the begin."""

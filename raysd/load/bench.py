@@ -18,8 +18,8 @@ from raysd.experiment.sweep import LARGEST_LAG_MS, LARGEST_REPEATING_FRAC, SMALL
 from raysd.load.address import Address
 from raysd.load.arrivals import Load
 from raysd.load.ask import served_model
-from raysd.load.health import answer_reasons, client_reasons
-from raysd.load.metrics import request_row, summarise
+from raysd.load.health import answer_reasons, client_reasons, rate_reasons
+from raysd.load.metrics import kept_rate_frac, request_row, summarise
 from raysd.load.requests import Request, Result
 from raysd.load.run import Limits, RunLoad, run_load
 
@@ -61,7 +61,7 @@ def bench(address: Address, asked: Asked, load: Load, limits: Limits, run: RunLo
 
     The document: what was asked for, the metrics (None where there is nothing to compute one from), the acceptance of drafts where the server tells it of each
     request, the client's health, `valid` and the reasons if it is not. Raises ExperimentError for what cannot be asked: a server that is not OpenAI-compatible, a model
-    that it does not have, more in flight than requests or prompts.
+    that it does not have, more in flight than requests or prompts, a rate that its ramp never reaches.
     """
     model = served_model(address, asked.model)
     requests = make_requests(asked, load)
@@ -71,13 +71,15 @@ def bench(address: Address, asked: Asked, load: Load, limits: Limits, run: RunLo
     if load.concurrency is not None and load.concurrency > len(requests):
         raise ExperimentError(what=f"{load.concurrency} requests are to be in flight, and there are {len(requests)}", where="--concurrency",
                               fix=f"use at most {len(requests)}, or more --requests")
+    load.check_count(len(requests))
     made = run(address, model, requests, load, limits, asked.plain)
     metrics = summarise(made.results, load.concurrency)
     reasons = [*answer_reasons(made.results, requests, LARGEST_REPEATING_FRAC),
-               *client_reasons(metrics, made.health, load.concurrency, LARGEST_LAG_MS, SMALLEST_CONCURRENCY_FRAC)]
+               *client_reasons(metrics, made.health, load.concurrency, LARGEST_LAG_MS, SMALLEST_CONCURRENCY_FRAC, load.ramp_s),
+               *(rate_reasons(made.results, made.health, LARGEST_LAG_MS) if load.rate_s is not None else ())]
     good = [result for result in made.results if result.error is None]
     told = {"url": address.url, "model": model, "endpoint": requests[0].path, **asdict(load), "osl": asked.osl, "isl": sum(result.prompt_tokens for result in good) / len(good) if good else None,
-            **asdict(metrics), **told_acceptance(good), "client": asdict(made.health) | {"cpu_us_per_chunk": made.health.cpu_us_per_chunk}, "valid": not reasons, "invalid_reasons": reasons}
+            **asdict(metrics), "kept_rate_frac": kept_rate_frac(made.results) if load.rate_s is not None else None, **told_acceptance(good), "client": asdict(made.health) | {"cpu_us_per_chunk": made.health.cpu_us_per_chunk}, "valid": not reasons, "invalid_reasons": reasons}
     begun_ns = min(result.dispatched_ns for result in made.results)
     return told, [request_row(result, begun_ns) for result in made.results]
 

@@ -4,23 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raysd.load.metrics import LoadMetrics
+from raysd.load.metrics import LoadMetrics, kept_rate_frac
 from raysd.load.requests import Request, Result
 from raysd.load.run import ClientHealth
 
 LOOP_TOKENS, LONGEST_PERIOD = 32, 16
+SMALLEST_RATE_FRAC = 0.95
+"""Of the asked rate, at which requests must have been sent."""
 
 
-def client_reasons(metrics: LoadMetrics, health: ClientHealth, concurrency: int | None, largest_lag_ms: float, smallest_concurrency_frac: float) -> list[str]:
-    """Of the load itself: failures, a concurrency that was not reached, a client that did not keep up."""
+def client_reasons(metrics: LoadMetrics, health: ClientHealth, concurrency: int | None, largest_lag_ms: float, smallest_concurrency_frac: float, ramp_s: float) -> list[str]:
+    """Of the load itself: a concurrency that was not reached, a client that did not keep up. ramp_s: until the concurrency was to be reached."""
     reasons = []
     if concurrency is not None and metrics.failures < metrics.requests:
         if metrics.window_s is None:
-            reasons.append(f"the asked concurrency of {concurrency} was never reached")
+            over = f": all was answered after {metrics.elapsed_s:.3g} s of a ramp of {ramp_s:g} s, so ask for more requests or a shorter ramp" if metrics.elapsed_s < ramp_s else ""
+            reasons.append(f"the asked concurrency of {concurrency} was never reached{over}")
         elif metrics.achieved_concurrency < smallest_concurrency_frac * concurrency:
             reasons.append(f"{metrics.achieved_concurrency:.2f} requests were in flight on average, {concurrency} were asked for")
     if health.loop_lag_ms_p99 > largest_lag_ms:
         reasons.append(f"the client's event loop was {health.loop_lag_ms_p99:.1f} ms late (99th percentile, at most {largest_lag_ms:g}): its machine is too busy")
+    return reasons
+
+
+def rate_reasons(results: Sequence[Result], health: ClientHealth, largest_lag_ms: float) -> list[str]:
+    """Of an open loop: requests sent later than asked for, whose wait no TTFT shows (coordinated omission), and a rate that was not kept.
+
+    A new connection takes the round trips that it takes, which is the fastest one's time, and no request that needs one can be sent before; what is beyond that was waiting.
+    """
+    reasons, connect_ms = [], min((result.connect_ms for result in results if result.connect_ms is not None), default=0.0)
+    if health.dispatch_delay_ms_p99 > largest_lag_ms + connect_ms:
+        reasons.append(f"requests were sent {health.dispatch_delay_ms_p99:,.1f} ms later than asked for (99th percentile, at most {largest_lag_ms:g} beside the {connect_ms:.1f} of a connection), "
+                       "which TTFT does not show")
+    if (kept := kept_rate_frac(results)) is not None and kept < SMALLEST_RATE_FRAC:
+        reasons.append(f"requests were sent at {100 * kept:.0f} % of the asked rate (at least {100 * SMALLEST_RATE_FRAC:.0f} %)")
     return reasons
 
 

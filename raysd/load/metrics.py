@@ -81,6 +81,13 @@ def step_ms(result: Result) -> list[float]:
     return [(after - before) / 1e6 for before, after in itertools.pairwise(result.chunk_ns)]
 
 
+def kept_rate_frac(results: Sequence[Result]) -> float | None:
+    """Of an open loop: the share of the asked rate at which requests were sent, ramp and Poisson gaps included: the time that all were to be sent in over the time that it took.
+    None where a single moment has no rate."""
+    asked_ns, took_ns = (max(times) - min(times) for times in ([result.intended_ns for result in results], [result.dispatched_ns for result in results]))
+    return asked_ns / took_ns if asked_ns and took_ns else None
+
+
 def request_row(result: Result, begun_ns: int) -> dict[str, Any]:
     """One request, JSON-ready; times in ms since the first was sent."""
     good = result.error is None

@@ -56,7 +56,7 @@ def judge(run: LoadRun, truth: Sequence[dict[str, Any]], concurrency: int) -> di
     held = metrics.achieved_concurrency if metrics.window_s is not None else 0.0
     if abs(held - concurrency) > 0.01 * concurrency:
         reasons.append(f"{held:.2f} requests were in flight, {concurrency} were asked for")
-    reasons += client_reasons(metrics, run.health, None, LARGEST_LAG_MS, SMALLEST_CONCURRENCY_FRAC)  # None: the concurrency is judged more strictly above
+    reasons += client_reasons(metrics, run.health, None, LARGEST_LAG_MS, SMALLEST_CONCURRENCY_FRAC, RAMP_S)  # None: the concurrency is judged more strictly above
     return {"recovered": recovered, "truth": true, "concurrency": concurrency, "held_concurrency": held, "chunks_s": run.health.chunks / run.health.elapsed_s,
             "cpu_us_per_chunk": run.health.cpu_us_per_chunk, "loop_lag_ms_p99": run.health.loop_lag_ms_p99, "valid": not reasons, "invalid_reasons": reasons}
 

@@ -56,7 +56,7 @@ def measure_cell(cell: Cell, requests: Sequence[Request], server: Server, node: 
     """Puts the load of a cell on its server. seen: what telemetry saw meanwhile. A request that fails makes the cell invalid, with its reason. Raises EngineError if the engine dies."""
     load, counted = run_counted(server, requests, cell.concurrency, limits_of(sweep), run)
     metrics = summarise(load.results, cell.concurrency)
-    reasons = [*answer_reasons(load.results, requests, sweep.largest_repeating_frac), *client_reasons(metrics, load.health, cell.concurrency, sweep.largest_lag_ms, sweep.smallest_concurrency_frac),
+    reasons = [*answer_reasons(load.results, requests, sweep.largest_repeating_frac), *client_reasons(metrics, load.health, cell.concurrency, sweep.largest_lag_ms, sweep.smallest_concurrency_frac, 0.0),
                *engine_reasons(cell, counted)]
     started_ns, ended_ns = min(result.dispatched_ns for result in load.results), max(result.ended_ns for result in load.results)
     window_s = [time.time() - (time.perf_counter_ns() - at_ns) / 1e9 for at_ns in (started_ns, ended_ns)]

@@ -3,7 +3,7 @@ import statistics
 import pytest
 
 from raysd.errors import ExperimentError
-from raysd.load.arrivals import Load
+from raysd.load.arrivals import LARGEST_RATE_S, LONGEST_S, Load
 
 
 def test_a_constant_rate_is_evenly_spaced_and_starts_at_once():
@@ -29,8 +29,23 @@ def test_slots_of_a_closed_loop_start_one_after_the_other_on_a_ramp():
 
 
 @pytest.mark.parametrize(("load", "where"), [({}, "--rate"), ({"concurrency": 2, "rate_s": 1}, "--rate"), ({"concurrency": 0}, "--concurrency"), ({"rate_s": 0}, "--rate"),
-                                             ({"rate_s": float("nan")}, "--rate"), ({"concurrency": 1, "arrivals": "poisson"}, "--poisson"), ({"rate_s": 1, "ramp_s": -1}, "--ramp")])
+                                             ({"rate_s": float("nan")}, "--rate"), ({"concurrency": 1, "arrivals": "poisson"}, "--poisson"), ({"rate_s": 1, "ramp_s": -1}, "--ramp"),
+                                             ({"rate_s": 1e-300}, "--rate"), ({"rate_s": 1e308, "ramp_s": 1e308}, "--rate"), ({"rate_s": 1, "ramp_s": 1e300}, "--ramp"),
+                                             ({"concurrency": 1, "ramp_s": 1e300}, "--ramp"), ({"concurrency": 1, "ramp_s": float("inf")}, "--ramp"), ({"concurrency": 1, "ramp_s": float("nan")}, "--ramp")])
 def test_a_load_that_means_nothing_is_refused(load, where):
     with pytest.raises(ExperimentError) as refused:
         Load(**load)
     assert where in refused.value.where
+
+
+def test_an_open_loop_has_an_end_and_comes_to_that_of_its_ramp():
+    Load(rate_s=1 / LONGEST_S).check_count(2)
+    Load(rate_s=LARGEST_RATE_S, ramp_s=LONGEST_S)
+    Load(rate_s=10, ramp_s=4).check_count(21)
+    Load(concurrency=1, ramp_s=1000).check_count(1)
+    with pytest.raises(ExperimentError, match="the last of 3 requests would be sent after 1209600 s") as refused:
+        Load(rate_s=1 / LONGEST_S).check_count(3)
+    assert refused.value.where == "--rate"
+    with pytest.raises(ExperimentError, match="10 requests a second would never be reached: the last of 20 is sent after 3.9 s of a ramp of 4 s") as refused:
+        Load(rate_s=10, ramp_s=4).check_count(20)
+    assert refused.value.where == "--ramp"

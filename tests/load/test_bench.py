@@ -1,8 +1,11 @@
+import contextlib
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -52,6 +55,8 @@ def test_prompts_of_ones_own_are_asked_in_turn(url, tmp_path, capsys):
     (["URL", "--silence-limit-s", "-1"], "a limit of -1.0 s"), (["URL", "--silence-limit-s", "inf"], "a limit of inf s"), (["URL", "--silence-limit-s", "901"], "above that of a request, 900 s"),
     (["URL", "--request-limit-s", "2", "--silence-limit-s", "3"], "above that of a request, 2 s"), (["URL", "--shards", "9"], "9 processes for 8 requests"),
     (["URL", "--selftest"], "no effect beside --selftest"), (["--selftest", "--model", "mock"], "--model"), (["--selftest", "--ignore-eos"], "--ignore-eos"),
+    (["URL", "--ramp", "1e300"], "a ramp of 1e+300 s"), (["URL", "--rate", "1e-300"], "a rate of 1e-300"), (["URL", "--rate", "1e308", "--ramp", "1e308"], "a rate of 1e+308"),
+    (["URL", "--rate", "1e-4"], "would be sent after 990000 s"), (["URL", "--rate", "4", "--ramp", "60"], "would never be reached"),
     (["URL", "--prompts", "PROMPTS", "--seed", "3"], "nothing is random"), (["URL", "--prompts", "PROMPTS", "--concurrency", "3"], "there are 2 prompts"),
     (["URL", "--prompts", "PROMPTS", "--concurrency", "3", "--requests", "9"], "there are 2 prompts"), (["URL", "--prompts", "EMPTY"], "not one prompt")])
 def test_what_cannot_be_asked_exits_64_and_says_so(url, arguments, says, capsys, tmp_path):
@@ -70,6 +75,49 @@ def test_the_limits_of_a_request_and_of_silence_can_be_set(pace, limits, says, c
         assert main(["bench", address.url, "--concurrency", "1", "--requests", "1", *limits, "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["failures"] == 1 and says in told["invalid_reasons"][0]
+
+
+@contextlib.contextmanager
+def accepting_slowly(every_s):
+    """The URL of a server that lets one connect in so many seconds, answers in no time, and ends the connection."""
+    def answer(connection):
+        with connection, connection.makefile("rb") as asked:
+            path, head = asked.readline(), iter(asked.readline, b"\r\n")
+            length = next((int(line.split(b":")[1]) for line in list(head) if line.lower().startswith(b"content-length")), 0)
+            asked.read(length)
+            last = {"choices": [{"delta": {"content": "word"}, "finish_reason": "stop"}], "usage": {"prompt_tokens": 5, "completion_tokens": 1}}
+            body = b'{"data": [{"id": "m"}]}' if b"models" in path else b"data: %b\n\ndata: [DONE]\n\n" % json.dumps(last).encode()
+            connection.sendall(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
+
+    def serve():
+        while not over.wait(every_s):
+            with contextlib.suppress(TimeoutError):
+                answer(listener.accept()[0])
+
+    over, listener = threading.Event(), socket.create_server(("127.0.0.1", 0), backlog=1)
+    listener.settimeout(0.1)
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        over.set()
+        thread.join()
+        listener.close()
+
+
+def test_a_rate_at_which_requests_could_not_be_sent_is_not_valid(capsys):
+    with accepting_slowly(0.1) as url:
+        assert main(["bench", url, "--rate", "20", "--requests", "30", "--osl", "1", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["failures"] == 0 and told["kept_rate_frac"] < 0.9
+    assert "later than asked for" in told["invalid_reasons"][0] and "of the asked rate" in told["invalid_reasons"][1]
+
+
+def test_a_rate_that_was_kept_is_told_and_a_closed_loop_has_none(url, capsys):
+    for load, kept in ((["--rate", "20", "--requests", "5"], pytest.approx(1, abs=0.5)), (["--concurrency", "1", "--requests", "2"], None)):
+        main(["bench", url, *load, "--osl", "2", "--json"])
+        assert json.loads(capsys.readouterr().out)["kept_rate_frac"] == kept
 
 
 def test_a_bench_says_how_far_it_is_while_a_server_hangs(capsys, monkeypatch):
