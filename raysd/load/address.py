@@ -39,13 +39,13 @@ class Address:
         """What goes with every request."""
         return {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
 
-    def without_key(self, said: str) -> str:
-        """What a server said, fit to be shown: some repeat the key that they refuse, and what is shown may have been cut within it."""
-        if (key := self.api_key) is None:
-            return said
-        for length in range(len(key), min(len(key), TELLING_CHARACTERS) - 1, -1):
-            said = said.replace(key[:length], "(the key)")
-        return said
+    def shown(self, said: str, at_most: int) -> str:
+        """What a server said, or so many characters of it, fit to be shown on one line: without the key, which some repeat as they refuse it, and which what is shown
+        may have been cut within; and with escapes for what would move a terminal's cursor, end the line or turn the text around."""
+        if (key := self.api_key) is not None:
+            for length in range(len(key), min(len(key), TELLING_CHARACTERS) - 1, -1):
+                said = said.replace(key[:length], "(the key)")
+        return "".join(character if character.isprintable() else character.encode("unicode_escape").decode("ascii") for character in said[:at_most])
 
     def tls_context(self) -> ssl.SSLContext | None:
         """For its connections; None without TLS."""

@@ -36,7 +36,7 @@ def ask_text(address: Address, path: str, body: dict[str, Any] | None = None, li
         raise EngineError(what=f"the server did not answer: {reason(err)}", where=url, fix=fix) from err
     text = b"".join(content for _, content in response.reads).decode("utf-8", errors="replace")
     if not 200 <= response.status < 300:
-        raise EngineError(what=f"the server answered {response.status}: {address.without_key(text)[:SHOWN_CHARACTERS]}", where=url, fix=fix)
+        raise EngineError(what=f"the server answered {response.status}: {address.shown(text.strip(), SHOWN_CHARACTERS)}", where=url, fix=fix)
     return text
 
 
@@ -74,6 +74,6 @@ def _models(address: Address, limit_s: float) -> list[str]:
         raise EngineError(what="the server has no model", where=f"{address.url}/v1/models", fix="have it load one, and look at its log if it should have")
     names = [model.get("id") if isinstance(model, dict) else None for model in models] if isinstance(models, list) else [None]
     if not all(isinstance(name, str) and name and name.isprintable() for name in names):
-        raise ExperimentError(what=f"what it answers to /v1/models is no list of models, and it is not OpenAI-compatible: {address.without_key(json.dumps(answer))[:SHOWN_CHARACTERS]}",
+        raise ExperimentError(what=f"what it answers to /v1/models is no list of models, and it is not OpenAI-compatible: {address.shown(json.dumps(answer), SHOWN_CHARACTERS)}",
                               where=address.url, fix="name the address of its API, without /v1")
     return names

@@ -28,6 +28,9 @@ WATCH_EVERY_S = 0.5
 STALE_S = 1.0
 """A connection that was idle for so long may be one that its server is about to end."""
 
+SHOWN_CHARACTERS = 300
+"""Of what a server says that is no answer."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -262,13 +265,13 @@ def _undisturbed() -> Iterator[None]:
 def _result(request: Request, answer: _Answer, address: Address) -> Result:
     error, stream = answer.error, None
     if error is None and answer.response.status != 200:
-        body = address.without_key(b"".join(read for _, read in answer.response.reads).decode("utf-8", errors="replace"))
-        error = f"status {answer.response.status}: {body[:300]}"
+        body = b"".join(read for _, read in answer.response.reads).decode("utf-8", errors="replace")
+        error = f"status {answer.response.status}: {address.shown(body.strip(), SHOWN_CHARACTERS)}"
     elif error is None:
         try:
             stream = parse_stream(answer.response.reads)
         except MalformedStreamError as err:
-            error = f"malformed answer: {address.without_key(str(err))}"
+            error = f"malformed answer: {address.shown(str(err), SHOWN_CHARACTERS)}"
     if stream is None:
         return Result(request.prompt_id, answer.intended_ns, answer.sent_ns, answer.ended_ns, error, answer.connect_ms)
     return Result(request.prompt_id, answer.intended_ns, answer.sent_ns, answer.ended_ns, None, answer.connect_ms, stream.token_ids, stream.text, stream.finish_reason,

@@ -51,4 +51,11 @@ def test_a_key_in_place_of_its_variable_is_not_repeated(name):
 @pytest.mark.parametrize(("key", "said", "shown"), [
     ("sk-very-secret", "bad key sk-very-secret!", "bad key (the key)!"), ("sk-very-secret", "bad key sk-very-secr", "bad key (the key)"), ("abc", "xabcabx", "x(the key)abx"), (None, "said", "said")])
 def test_what_a_server_says_is_shown_without_the_key(key, said, shown):
-    assert parse_address("http://host", key).without_key(said) == shown
+    assert parse_address("http://host", key).shown(said, 100) == shown
+
+
+@pytest.mark.parametrize(("said", "shown"), [
+    ("\x1b[2J\x1b[31mowned\r\n\nvalid\n", r"\x1b[2J\x1b[31mowned\r\n\nvalid\n"), ("a\tb\x00\x7f\x9b31m", r"a\tb\x00\x7f\x9b31m"), ("one\u2028two\x85three\x0bfour", r"one\u2028two\x85three\x0bfour"),
+    ("\u202edilav", r"\u202edilav"), ("\ud800", r"\ud800"), ('{"error": "Grüße, C:\\\\n \ufffd"}', '{"error": "Grüße, C:\\\\n \ufffd"}'), ("x" * 101, "x" * 100)])
+def test_what_a_server_says_is_shown_on_one_line_that_leaves_a_terminal_alone(said, shown):
+    assert parse_address("http://host", "a key").shown(said, 100) == shown and shown.isprintable()

@@ -94,6 +94,17 @@ def test_a_server_without_a_model_is_told_as_that(asked):
     assert "--model" not in refused.value.where, "there is none to name"
 
 
+HOSTILE = b"\x1b[2J\x1b[31mowned\r\n\nvalid\n\xe2\x80\xae\xc2\x9b31m"
+
+
+@pytest.mark.parametrize("answer", [http(HOSTILE, "500 X"), http(HOSTILE), http(json.dumps(HOSTILE.decode()).encode())])
+def test_a_server_has_no_say_over_the_terminal(answer, capsys):
+    with serving([answer]) as (url, _):
+        assert main(["bench", url]) != 0
+    told = capsys.readouterr().err
+    assert all(line.isprintable() for line in told.split("\n")) and not any(line.startswith("valid") for line in told.split("\n"))
+
+
 @pytest.mark.parametrize("answer", [http(b"{'bad key': 'sk-very-secret'}", "401 Unauthorized"), http(b'{"you sent": "sk-very-secret"}'), http(b"x" * 480 + b"sk-very-secret", "401 Unauthorized"),
                                     http(b'"%s"' % (b"x" * 480 + b"sk-very-secret"))])
 def test_a_key_that_a_server_repeats_is_not_shown(answer):

@@ -25,12 +25,13 @@ from raysd.load.selftest import mock_server
 from raysd.load.tally import Tally
 
 PROMPT_TOKENS = 3
-HANG, SLOW, MUTE, STALE, REPEAT = 1, 11, 12, 13, 14
+HANG, SLOW, MUTE, STALE, REPEAT, REFUSES, BREAKS = 1, 11, 12, 13, 14, 15, 16
+HOSTILE = "\x1b[2Jowned\r\n\nvalid\n\u202e"
 
 
 class Loopback:
     """Answers `/v1/completions` in chunks; the prompt's first token says how: 0 well, HANG not, SLOW with a pause, MUTE by the end of the connection, STALE likewise
-    if the connection was used before, REPEAT with the key that it was sent, others with a fault."""
+    if the connection was used before, REPEAT with the key that it was sent, REFUSES and BREAKS with what a terminal would obey, others with a fault."""
 
     def __init__(self):
         self.in_flight = self.most_in_flight = 0
@@ -62,6 +63,8 @@ class Loopback:
             return web.Response(status=429, text="slow down")
         if kind == REPEAT:
             return web.Response(status=401, text=f"a bad key: {request.headers['authorization']}")
+        if kind == REFUSES:
+            return web.Response(status=500, text=HOSTILE)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         await asyncio.sleep(0.02)
@@ -75,6 +78,8 @@ class Loopback:
             return response
         if kind == 5:
             await response.write(b"data: {not json}\n\n")
+        if kind == BREAKS:
+            await response.write(b"data: " + json.dumps({"error": HOSTILE}, ensure_ascii=False).encode() + b"\n\ndata: " + HOSTILE.encode())
         if kind == 6:
             await response.write(b'data: {"error": {"message": "out of blocks"}}\n\n')
         if kind == 7:
@@ -277,3 +282,8 @@ def test_a_key_goes_with_every_request_and_what_only_vllm_knows_stays_away_from_
 def test_a_key_that_a_server_repeats_is_not_in_the_result(loopback):
     [result] = run_load(parse_address(loopback.url, "sk-secret-key"), "target", requests([REPEAT]), Load(concurrency=1)).results
     assert result.error == "status 401: a bad key: Bearer (the key)"
+
+
+def test_a_fault_is_told_on_one_line_that_leaves_a_terminal_alone(loopback):
+    refused, broken = ask(loopback.url, [REFUSES, BREAKS], 1)
+    assert refused.error == r"status 500: \x1b[2Jowned\r\n\nvalid\n\u202e" and broken.error.isprintable() and "owned" in broken.error
