@@ -85,11 +85,14 @@ def bench(address: Address, asked: Asked, load: Load, limits: Limits, run: RunLo
 
 
 def make_requests(asked: Asked, load: Load) -> list[Request]:
-    """The requests: prompts in turn, from the first again when they run out, or random words, each its own. Raises ExperimentError for none, and messages that `/v1/completions` does not take."""
+    """The requests: prompts in turn, from the first again when they run out, or random words, each its own. Raises ExperimentError for none, what
+    no plain server knows, and messages that `/v1/completions` does not take."""
     default = REQUESTS_PER_SLOT * load.concurrency if load.concurrency is not None else 100
     if asked.prompts:
         default = min(default, len(asked.prompts))
     count = asked.requests if asked.requests is not None else default
+    if asked.plain and asked.ignore_eos:
+        raise ExperimentError(what="not every OpenAI-compatible server knows it, and --plain sends only what all know", where="--ignore-eos", fix="remove one of the two")
     if count < 1:
         raise ExperimentError(what=f"{count} requests", where="--requests", fix="use at least 1")
     if asked.prompts and asked.endpoint == "completions" and any(len(prompt) > 1 for prompt in asked.prompts if not isinstance(prompt, str)):

@@ -57,6 +57,7 @@ def test_prompts_of_ones_own_are_asked_in_turn(url, tmp_path, capsys):
     (["URL", "--selftest"], "no effect beside --selftest"), (["--selftest", "--model", "mock"], "--model"), (["--selftest", "--ignore-eos"], "--ignore-eos"),
     (["URL", "--ramp", "1e300"], "a ramp of 1e+300 s"), (["URL", "--rate", "1e-300"], "a rate of 1e-300"), (["URL", "--rate", "1e308", "--ramp", "1e308"], "a rate of 1e+308"),
     (["URL", "--rate", "1e-4"], "would be sent after 990000 s"), (["URL", "--rate", "4", "--ramp", "60"], "would never be reached"),
+    (["URL", "--plain", "--ignore-eos"], "--ignore-eos"),
     (["URL", "--prompts", "PROMPTS", "--seed", "3"], "nothing is random"), (["URL", "--prompts", "PROMPTS", "--concurrency", "3"], "there are 2 prompts"),
     (["URL", "--prompts", "PROMPTS", "--concurrency", "3", "--requests", "9"], "there are 2 prompts"), (["URL", "--prompts", "EMPTY"], "not one prompt")])
 def test_what_cannot_be_asked_exits_64_and_says_so(url, arguments, says, capsys, tmp_path):
