@@ -18,9 +18,14 @@ class Terminated(KeyboardInterrupt):
         self.number = number
 
 
+_arrived: list[Terminated] = []
+"""What has been raised; one at most."""
+
+
 def raise_when_terminated() -> None:
     """Makes SIGTERM and SIGHUP raise Terminated in the main thread, once: a second one must not cut short the clearing up. What is ignored, as `nohup` has it of
     SIGHUP, stays so."""
+    _arrived.clear()
     for number in TERMINATING:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _terminate)
@@ -29,7 +34,19 @@ def raise_when_terminated() -> None:
 def _terminate(number: int, frame: FrameType | None) -> None:
     for ignored in TERMINATING:
         signal.signal(ignored, signal.SIG_IGN)
-    raise Terminated(number)
+    _arrived.append(Terminated(number))
+    raise _arrived[0]
+
+
+@contextlib.contextmanager
+def termination_kept() -> Iterator[None]:
+    """Lets Terminated out of a library that asks for signals itself and raises a KeyboardInterrupt in place of what their handlers raise, as Ray does."""
+    try:
+        yield
+    except KeyboardInterrupt as err:
+        if _arrived and err is not _arrived[0]:
+            raise _arrived[0] from err
+        raise
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from raysd.signals import TERMINATING, Terminated, raise_when_terminated, whole
+from raysd.signals import TERMINATING, Terminated, raise_when_terminated, termination_kept, whole
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +52,31 @@ def test_an_error_inside_is_not_hidden_by_a_signal_that_waits():
     with pytest.raises(ValueError), whole():
         signal.raise_signal(signal.SIGTERM)
         raise ValueError
+
+
+def interrupted_by(number):
+    """What a library does that asks for signals itself."""
+    try:
+        signal.raise_signal(number)
+    except KeyboardInterrupt:
+        pass
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("number", TERMINATING)
+def test_a_termination_comes_out_of_a_library_that_makes_another_interrupt_of_it(number):
+    with pytest.raises(Terminated) as caught, termination_kept():
+        interrupted_by(number)
+    assert caught.value.number == number
+
+
+def test_an_interrupt_stays_one_and_a_termination_is_of_its_own_command():
+    with pytest.raises(KeyboardInterrupt) as caught, termination_kept():
+        interrupted_by(signal.SIGINT)
+    assert not isinstance(caught.value, Terminated)
+    with pytest.raises(Terminated), termination_kept():
+        signal.raise_signal(signal.SIGTERM)
+    raise_when_terminated()
+    with pytest.raises(KeyboardInterrupt) as caught, termination_kept():
+        interrupted_by(signal.SIGINT)
+    assert not isinstance(caught.value, Terminated)

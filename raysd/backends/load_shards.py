@@ -17,6 +17,7 @@ from raysd.load.tally import Tally
 
 TALLY_EVERY_S = 5.0
 """Rarely: to answer takes each process a moment in which no chunk is stamped."""
+FROM_THE_START = "run again, from the start: a load keeps nothing before its end"
 START_S = 2.0
 """From the moment at which all processes are there until they begin, together."""
 
@@ -50,17 +51,20 @@ def run_shards(count: int, tally: Tally, address: Address, model: str, requests:
     """The load, from so many processes; tally and the rest as run_load has them. Raises ExperimentError as `cut` does, TryAgainError if Ray fails."""
     import ray
 
+    def told(reference: Any) -> Any:
+        return received(reference, "the load", "--shards", again=FROM_THE_START)
+
     shards = cut(load, requests, count)
-    with connected("the load", "--shards"):
+    with connected("the load", "--shards", FROM_THE_START):
         actors = [ray.remote(ShardActor).options(num_cpus=0, max_concurrency=2, scheduling_strategy="SPREAD").remote() for _ in shards]  # 2: the run, and who asks how far it is
         for actor in actors:
-            received(actor.ready.remote(), "the load", "--shards")
+            told(actor.ready.remote())
         begin_ns = time.time_ns() + int(1e9 * START_S)
         running = [actor.run.remote(address, model, [requests[place] for place in shard.places], shard.load, limits, plain, begin_ns)
                    for actor, shard in zip(actors, shards, strict=True)]
         while ray.wait(running, num_returns=len(running), timeout=TALLY_EVERY_S)[1]:
-            tally.become_sum([received(actor.tally.remote(), "the load", "--shards") for actor in actors])
-        runs = [received(reference, "the load", "--shards") for reference in running]
+            tally.become_sum([told(actor.tally.remote()) for actor in actors])
+        runs = [told(reference) for reference in running]
     return merge(shards, runs, len(requests))
 
 

@@ -10,17 +10,21 @@ from typing import Any
 
 from raysd.backends.local_ray import LOOPBACK
 from raysd.errors import RaysdError, StageError, TryAgainError
+from raysd.signals import termination_kept
 
+GOES_ON = "run again to go on with what is left"
+"""What to do after a failure of Ray's, of work that keeps what is done."""
 CHUNK_BYTES = 16 * 2**20
 """Of a piece of a checkpoint on its way through Ray."""
 
 
 @contextlib.contextmanager
-def connected(doing: str, where: str) -> Iterator[None]:
+def connected(doing: str, where: str, again: str = GOES_ON) -> Iterator[None]:
     """A connection to the cluster that this job runs in; outside of a job, a Ray of its own. On exit all that it started in Ray has been ended, unless it is
     within another, which then does that.
 
-    doing: what needs Ray, such as `the training`; where: the field that asks for it, for errors. Raises TryAgainError if Ray is not there, or fails within.
+    doing: what needs Ray, such as `the training`; where: the field that asks for it, for errors; again: how it is done again.
+    Raises TryAgainError if Ray is not there, or fails within.
     """
     import ray
 
@@ -37,10 +41,10 @@ def connected(doing: str, where: str) -> Iterator[None]:
             raise TryAgainError(what=f"{doing} did not reach Ray: {err}", where=where, fix="check that the cluster is up, and run again") from err
         signal.signal(signal.SIGTERM, handler)  # Ray puts one of its own in its place
     try:
-        yield
+        with termination_kept():
+            yield
     except ray.exceptions.RayError as err:
-        raise TryAgainError(what=f"Ray failed during {doing}: {last_line(err)}", where=where,
-                            fix="run again: the training goes on from its last checkpoint") from err
+        raise TryAgainError(what=f"Ray failed during {doing}: {last_line(err)}", where=where, fix=again) from err
     finally:
         if not within:
             ray.shutdown()
@@ -54,8 +58,10 @@ def last_line(said: BaseException | str | None) -> str:
     return type(said).__name__ if isinstance(said, BaseException) else ""
 
 
-def received(reference: Any, doing: str, where: str, lost: type[TryAgainError] = TryAgainError, timeout_s: float | None = None) -> Any:
-    """What a call of an actor gave, or raised. doing: what the actor is there for, such as `the capture`; where: the field that asks for it.
+def received(reference: Any, doing: str, where: str, lost: type[TryAgainError] = TryAgainError, timeout_s: float | None = None,
+             again: str = GOES_ON) -> Any:
+    """What a call of an actor gave, or raised. doing: what the actor is there for, such as `the capture`; where: the field that asks for it; again: how it is
+    done again.
 
     Raises StageError for an error of the actor's that is not raysd's own; `lost` if the actor has ended, or says nothing for timeout_s.
     """
@@ -68,4 +74,4 @@ def received(reference: Any, doing: str, where: str, lost: type[TryAgainError] =
                                                                              fix="its lines are in the job's log") from err
     except ray.exceptions.RayError as err:
         raise lost(what=f"the process of {doing} was lost: {last_line(err)}", where=where,
-                   fix="run again to go on with what is left; if it happens again, look at the memory of its node") from err
+                   fix=f"{again}; if it happens again, look at the memory of its node") from err

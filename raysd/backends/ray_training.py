@@ -98,7 +98,7 @@ def learn_on_workers(run: StageRun, target: Path, vocabulary: torch.Tensor, desk
             training.resumed_steps.append(training.steps)
             return training
         torch.save(newest, folder / NEWEST)
-    with connected("the training", "train.workers"):
+    with connected("the training", "train.workers", "run again: the training goes on from its last checkpoint"):
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         # By the address Ray Train's own actors find this cluster, whatever else of Ray there is on the machine.
         environment = {"env_vars": {START_TIMEOUT: os.environ.get(START_TIMEOUT, str(START_TIMEOUT_S)), "RAY_ADDRESS": ray.get_runtime_context().gcs_address}}

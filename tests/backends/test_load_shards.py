@@ -1,8 +1,17 @@
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
 from raysd.backends import load_shards
 from raysd.backends.load_shards import run_shards
 from raysd.load.arrivals import Load
+from raysd.load.ask import ask_text
 from raysd.load.metrics import mean_in_flight, steady_window
 from raysd.load.mock_server import MODEL
 from raysd.load.requests import Request
@@ -33,3 +42,36 @@ def test_processes_send_when_one_would(load, times_s):
     assert {result.error for result in results} == {None}
     sent_s = [(result.intended_ns - results[0].intended_ns) / 1e9 for result in results]
     assert sent_s == pytest.approx([at_s - times_s[0] for at_s in times_s], abs=0.005)  # each process reads its two clocks one after the other
+
+
+def shard_of(pid):
+    """The process of a shard that a bench's Ray has started."""
+    parents, names = {}, {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            before, after = status.read_text().rsplit(")", 1)
+            number, names_it = before.split("(", 1)
+            parents[int(number)], names[int(number)] = int(after.split()[1]), names_it
+
+    def below(number):
+        return number == pid or number in parents and below(parents[number])
+
+    return next(number for number, name in names.items() if name.startswith("ray::ShardActor"[:15]) and below(number))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("whose", "number", "exit_code", "says"), [
+    (lambda pid: pid, signal.SIGTERM, 143, "stopped by SIGTERM; a bench has results only at its end"), (shard_of, signal.SIGKILL, 75, "run again, from the start: a load keeps nothing")])
+def test_a_bench_of_several_processes_that_is_ended_says_what_is_true_of_it(whose, number, exit_code, says):
+    with mock_server("--ttft-ms", "60000") as address:
+        bench = subprocess.Popen([sys.executable, "-m", "raysd", "bench", address.url, "--concurrency", "2", "--requests", "2", "--shards", "2"], stderr=subprocess.PIPE, text=True)
+        try:
+            while "num_requests_running 2" not in ask_text(address, "/metrics"):
+                assert bench.poll() is None
+                time.sleep(0.1)
+            os.kill(whose(bench.pid), number)
+            told = bench.communicate(timeout=100)[1]
+        finally:
+            bench.terminate()
+            bench.wait()
+    assert bench.returncode == exit_code and says in told and "Traceback" not in told
