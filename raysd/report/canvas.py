@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raysd.report import formats
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -20,6 +22,10 @@ ARM_COLOURS = {"none": "#5B5B5B", "bf16": "#0072B2", "fp8": "#D55E00"}
 POSITION_COLOURS = ("#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C6D00", "#5B5B5B", "#7B3294")
 INK, QUIET, GRID, LOSS = "#1f2933", "#66727f", "#e4e8ec", "#fbeee6"
 LINE_STYLES = ("-", "--", "-.", ":")
+RATIOS = (1e-3, 1e3)
+"""The least and the greatest ratio that is drawn: beyond them something is wrong, which nobody can read off an axis; and an axis to 1e200 is an error of Matplotlib's."""
+FARTHEST = 1e100
+"""Likewise of rates and latencies, which have no usual size; its reciprocal is the least on a logarithmic axis."""
 
 
 @contextlib.contextmanager
@@ -66,6 +72,22 @@ def say(axes: Axes, text: str) -> None:
     """Words where there is nothing to draw."""
     axes.set_axis_off()
     axes.text(0, 0.5, text, fontsize=11, color=QUIET, transform=axes.transAxes)
+
+
+def fits(ratio: float) -> bool:
+    """Whether a ratio can be drawn; for one that cannot, the picture says `left_out`."""
+    return RATIOS[0] <= ratio <= RATIOS[1]
+
+
+def cut(ratio: float) -> float:
+    """The end of a bar, at most as far as ratios are drawn."""
+    return min(max(ratio, RATIOS[0]), RATIOS[1])
+
+
+def left_out(figure: Figure, points: int, y: float) -> None:
+    """Says at the right, y of the way up, how many points a picture lacks, if it lacks any."""
+    if points:
+        figure.text(0.98, y, f"not drawn, since too far off, but in the table: {formats.plural(points, 'point')}", ha="right", va="center", fontsize=8.5, color=QUIET)
 
 
 def label_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]], size: float = 10) -> None:

@@ -14,9 +14,11 @@ def arm_name(arm: str) -> str:
 
 
 def ratio(value: float | None) -> str:
-    """`1.30×`; a third digit where two would claim equality with 1."""
+    """`1.30×`; a third digit where two would claim equality with 1, and a power of ten where they would say nothing."""
     if value is None:
         return ABSENT
+    if not 0.005 <= value < 1e6:
+        return f"{value:.2e}×"
     text = f"{value:.2f}"
     return f"{value:.3f}×" if text == "1.00" and value != 1 else f"{text}×"
 
@@ -26,7 +28,9 @@ def interval(bounds: tuple[float, float] | None) -> str:
 
 
 def decimal(value: float | None, digits: int = 1) -> str:
-    return ABSENT if value is None else f"{value:,.{digits}f}"
+    if value is None:
+        return ABSENT
+    return f"{value:,.{digits}f}" if abs(value) < 1e15 else f"{value:.2e}"
 
 
 def count(value: int | None) -> str:

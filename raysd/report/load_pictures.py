@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raysd.report import formats
-from raysd.report.canvas import ARM_COLOURS, GRID, INK, LINE_STYLES, QUIET, figure_at, label_ends, say, title
+from raysd.report.canvas import ARM_COLOURS, FARTHEST, GRID, INK, LINE_STYLES, QUIET, figure_at, label_ends, left_out, say, title
 from raysd.report.summaries import OperatingPoint, Series, Spread
 from raysd.sweep.position_rates import AcceptanceLength
 
@@ -25,11 +25,13 @@ def draw_pareto(points: Sequence[OperatingPoint], per_device: str, subtitle: str
     with figure_at(8.4, 4.5, path) as figure:
         axes = figure.add_axes((0.085, 0.125, 0.80, 0.68))
         title(figure, f"What a {per_device} gives against what a user gets", subtitle)
-        if not points:
-            say(axes, "no valid cell")
+        near = [point for point in points if max(point.tok_s_per_user, point.output_tok_s_per_device) <= FARTHEST]
+        left_out(figure, len(points) - len(near), 0.025)
+        if not near:
+            say(axes, "no point that can be drawn" if points else "no valid cell")
             return
         ends = []
-        series = _by_series(points)
+        series = _by_series(near)
         for (arm, k), at in series.items():
             at = sorted(at, key=lambda point: point.concurrency)
             x, y = [point.tok_s_per_user for point in at], [point.output_tok_s_per_device for point in at]
@@ -54,13 +56,15 @@ def draw_latency(spreads: Mapping[str, Sequence[Spread]], subtitle: str, path: P
     with figure_at(8.4, 4.0, path) as figure:
         title(figure, "Latency of single requests", subtitle)
         panels = [figure.add_axes((start, 0.135, 0.26, 0.585)) for start in (0.065, 0.39, 0.715)]
-        if not any(spreads.values()):
-            say(panels[0], "no valid request")
+        near = {name: [spread for spread in entries if spread.values_ms[-1] <= FARTHEST and not 0 < spread.values_ms[0] < 1 / FARTHEST] for name, entries in spreads.items()}
+        left_out(figure, sum(map(len, spreads.values())) - sum(map(len, near.values())), 0.80)
+        if not any(near.values()):
+            say(panels[0], "no point that can be drawn" if any(spreads.values()) else "no valid request")
             for axes in panels[1:]:
                 axes.set_axis_off()
             return
-        series = _by_series([spread for entries in spreads.values() for spread in entries])
-        for axes, (name, entries) in zip(panels, spreads.items(), strict=True):
+        series = _by_series([spread for entries in near.values() for spread in entries])
+        for axes, (name, entries) in zip(panels, near.items(), strict=True):
             axes.set_title(f"{name} (ms)", loc="left", fontsize=10, pad=8)
             concurrencies = sorted({spread.concurrency for spread in entries})
             width = min(0.2, 0.8 / max(1, len(series)))

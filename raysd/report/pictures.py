@@ -8,7 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raysd.report import formats
-from raysd.report.canvas import ARM_COLOURS, INK, LINE_STYLES, LOSS, POSITION_COLOURS, figure_at, label_ends, say, title
+from raysd.report.canvas import (
+    ARM_COLOURS,
+    INK,
+    LINE_STYLES,
+    LOSS,
+    POSITION_COLOURS,
+    cut,
+    figure_at,
+    fits,
+    label_ends,
+    left_out,
+    say,
+    title,
+)
 from raysd.report.results import Row
 from raysd.sweep.position_rates import position_rates, wilson_interval
 from raysd.sweep.statistics import Speedup
@@ -25,12 +38,14 @@ def draw_speedup(speedups: Sequence[Speedup], baseline_tok_s: Mapping[int, float
 
     baseline_tok_s: output tokens per second without a draft, by concurrency; shown below the concurrency.
     """
-    measured = [speedup for speedup in speedups if speedup.compared]
+    compared = [speedup for speedup in speedups if speedup.compared]
+    measured = [speedup for speedup in compared if fits(speedup.compared.ratio)]
     with figure_at(8.4, 4.5, path) as figure:
         axes = figure.add_axes((0.085, 0.165, 0.895, 0.64))
         title(figure, "Speed-up over decoding without a draft", subtitle)
+        left_out(figure, len(compared) - len(measured), 0.835)
         if not measured:
-            say(axes, "no pair of valid cells")
+            say(axes, "no point that can be drawn" if compared else "no pair of valid cells")
             return
         series: dict[tuple[str, int], list[Speedup]] = {}
         for speedup in measured:
@@ -260,11 +275,11 @@ def _concurrency_label(concurrency: int, baseline_tok_s: Mapping[int, float]) ->
 
 
 def _low(speedup: Speedup) -> float:
-    return speedup.compared.interval[0] if speedup.compared.interval else speedup.compared.ratio
+    return cut(speedup.compared.interval[0]) if speedup.compared.interval else speedup.compared.ratio
 
 
 def _high(speedup: Speedup) -> float:
-    return speedup.compared.interval[1] if speedup.compared.interval else speedup.compared.ratio
+    return cut(speedup.compared.interval[1]) if speedup.compared.interval else speedup.compared.ratio
 
 
 def _running_median(values: Sequence[float]) -> list[float]:

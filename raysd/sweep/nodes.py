@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from raysd.sweep.power import exp
 from raysd.sweep.statistics import ALPHA, Cell, Interval, t_quantile
 
 MIN_NODES = 3
@@ -69,9 +70,9 @@ def node_effects(cells: Sequence[Cell]) -> list[NodeEffect]:
         log_se = block_sd / math.sqrt(len(effects)) if block_sd is not None else None
         scale = max(deviation, log_se or 0.0, SMALLEST_SCALE_FRAC)
         half_width = t_quantile(freedom, ALPHA) * log_se if log_se is not None else None
-        interval = None if half_width is None else (math.expm1(shift - half_width), math.expm1(shift + half_width))
+        interval = None if half_width is None else (exp(shift - half_width) - 1, exp(shift + half_width) - 1)
         outlier = len(means) >= MIN_NODES and abs(shift) > OUTLIER_SCORE * scale
-        found.append(NodeEffect(name, len(effects), len(own) - invalid, invalid, math.expm1(shift), interval, outlier))
+        found.append(NodeEffect(name, len(effects), len(own) - invalid, invalid, exp(shift) - 1, interval, outlier))
     return found
 
 

@@ -9,11 +9,18 @@ POWER = 0.8
 """Share of cases in which an effect that is there is found."""
 MOST_BLOCKS = 1000
 """Where the search for a number of blocks gives up."""
+LARGEST_LOG = 700.0
+"""About the logarithm of the largest number that a float holds: a ratio or the end of an interval that would lie beyond is said to lie there."""
 
 
 def detectable_ratio(log_se: float, freedom: float, level: float) -> float:
     """The smallest true ratio above 1 that a two-sided t test at `level` finds in a share POWER of cases. log_se: standard error of the log-ratio."""
-    return math.exp(_detectable_shift(freedom, level) * log_se)
+    return exp(_detectable_shift(freedom, level) * log_se)
+
+
+def exp(log_ratio: float) -> float:
+    """A ratio from its logarithm, above zero and finite whatever was measured."""
+    return math.exp(max(-LARGEST_LOG, min(log_ratio, LARGEST_LOG)))
 
 
 def blocks_to_find(log_ratio: float, log_sd: float, level: float) -> int | None:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from raysd.errors import MeasurementError
-from raysd.sweep.power import detectable_ratio
+from raysd.sweep.power import LARGEST_LOG, detectable_ratio, exp
 
 BASELINE = "none"
 ALPHA = 0.05
@@ -44,7 +44,7 @@ class RatioEstimate:
     def interval_at(self, level: float) -> Interval | None:
         """The t interval that misses the true ratio in a share `level` of all cases; None without a standard error."""
         half_width = self._half_width(level)
-        return None if half_width is None else (self.ratio * math.exp(-half_width), self.ratio * math.exp(half_width))
+        return None if half_width is None else (exp(math.log(self.ratio) - half_width), exp(math.log(self.ratio) + half_width))
 
     @property
     def interval(self) -> Interval | None:
@@ -55,7 +55,7 @@ class RatioEstimate:
     def half_width_frac(self) -> float | None:
         """Half the 95 % interval's width, as a share of the ratio: what `sweep.until_ci` is compared with."""
         half_width = self._half_width(ALPHA)
-        return None if half_width is None else math.sinh(half_width)
+        return None if half_width is None else math.sinh(min(half_width, LARGEST_LOG))
 
     @property
     def log_sd(self) -> float | None:
@@ -136,7 +136,7 @@ def paired_ratio(values: Sequence[float], others: Sequence[float], pilot: int | 
         raise ValueError(f"{len(values)} values and {len(others)} others are not pairs")
     log_ratios = [value - other for value, other in zip(_logarithms(values), _logarithms(others), strict=True)]
     n = len(log_ratios)
-    ratio = math.exp(_mean(log_ratios))
+    ratio = exp(_mean(log_ratios))
     if n < MIN_PAIRS:
         return RatioEstimate(ratio, n)
     spread = log_ratios if pilot is None else log_ratios[:pilot]
@@ -151,7 +151,7 @@ def unpaired_ratio(values: Sequence[float], others: Sequence[float], pilots: tup
     Each at least one value, in block order. pilots: of either, as paired_ratio has it. Raises MeasurementError for a value that is not above zero.
     """
     logs, other_logs = _logarithms(values), _logarithms(others)
-    ratio, n = math.exp(_mean(logs) - _mean(other_logs)), min(len(logs), len(other_logs))
+    ratio, n = exp(_mean(logs) - _mean(other_logs)), min(len(logs), len(other_logs))
     if n < MIN_PAIRS:
         return RatioEstimate(ratio, n)
     spreads = [each[:pilot] for each, pilot in zip((logs, other_logs), pilots, strict=True)]
@@ -271,10 +271,10 @@ def _variance(values: Sequence[float]) -> float:
 def _bootstrap(log_ratios: Sequence[float]) -> Interval:
     """Efron's BCa interval over pairs, always with the same resamples."""
     if _variance(log_ratios) == 0:
-        return (math.exp(log_ratios[0]),) * 2
+        return (exp(log_ratios[0]),) * 2
     import numpy as np
     from scipy import stats
 
     found = stats.bootstrap((np.array(log_ratios),), np.mean, n_resamples=BOOTSTRAP_RESAMPLES, confidence_level=1 - ALPHA, method="BCa",
                             rng=np.random.default_rng(0)).confidence_interval
-    return math.exp(found.low), math.exp(found.high)
+    return exp(found.low), exp(found.high)

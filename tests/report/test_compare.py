@@ -42,6 +42,14 @@ def test_a_machine_that_is_faster_does_not_change_what_a_draft_gains(two):
     assert headline(found) == "Of 10 points, B is faster at 10. What a draft gains over no draft is a tie at all 6."
 
 
+@pytest.mark.parametrize("speed", [1e200, 1e-200])
+def test_points_that_cannot_be_drawn_are_in_the_tables_all_the_same(two, tmp_path, speed):
+    two[1].speed = speed
+    found = compared(two)
+    write_comparison(found, build_comparison(found), tmp_path / "out")
+    assert f"{speed:.2e}×" in (tmp_path / "out" / "comparison.md").read_text()
+
+
 def test_a_better_draft_is_seen_in_both(two):
     two[1].ratios["bf16"] = {c: 1.4 * ratio for c, ratio in two[0].ratios["bf16"].items()}
     found = compared(two)

@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import json
 import math
 import re
 import shutil
@@ -206,6 +207,26 @@ def test_invalid_cells_are_left_out_and_listed_with_their_reasons(demo):
     assert ["no draft", "report", "4", "–", "1", "the engine restarted"] in shown.rows
     assert "28 of 30 cells are valid" in shown.text
     assert "BF16 draft, concurrency 8, k = 3: 2 valid pairs, fewer than 3, so no interval is given" in shown.text
+
+
+@pytest.mark.parametrize("ratios", [{1: 1e200, 2: 1e-200, 4: 1.05, 8: 0.9}, {1: 1e300, 2: 1e-300, 4: 1e200, 8: 1e4}])
+def test_points_that_cannot_be_drawn_are_in_the_tables_all_the_same(demo, ratios):
+    demo.ratios = {"bf16": ratios}
+    run = demo.run()
+    metrics = report(run)
+    assert metrics["speedup"]["bf16"]["2"] == pytest.approx(ratios[2] * (0.98 * 1.02) ** (1 / 3))
+    assert f"{metrics['speedup']['bf16']['1']:.2e}×" in page(run).text and f"{metrics['speedup']['bf16']['2']:.2e}×" in page(run).text
+    assert all((run.out / f"{name}.png").stat().st_size > 0 for name in ("speedup", "pareto", "latency"))
+    json.dumps(metrics, allow_nan=False)
+
+
+def test_ratios_that_scatter_beyond_what_a_float_holds_have_ends_all_the_same(demo):
+    demo.ratios, cells = {"bf16": {1: 1.0, 2: 1.2, 4: 1.05, 8: 0.9}}, demo.cells
+    demo.nodes = {"node-a": 1.0, "node-b": 1.0, "node-c": 1.0}
+    demo.cells = lambda: [cell | ({"output_tok_s": (1e-300, 1.0, 1e300)[cell["block"]]} if (cell["arm"], cell["concurrency"]) == ("bf16", 1) else {}) for cell in cells()]
+    metrics = report(demo.run())
+    low, high = metrics["speedup_ci"]["bf16"]["1"]
+    assert 0 < low < 1e-300 and 1e300 < high < math.inf and metrics["verdict"]["bf16"]["1"] == "tie"
 
 
 def test_without_a_valid_pair_nothing_is_claimed(demo):
