@@ -112,7 +112,8 @@ def test_a_rate_at_which_requests_could_not_be_sent_is_not_valid(capsys):
         assert main(["bench", url, "--rate", "20", "--requests", "30", "--osl", "1", "--json"]) == 1
     told = json.loads(capsys.readouterr().out)
     assert told["failures"] == 0 and told["kept_rate_frac"] < 0.9
-    assert "later than asked for" in told["invalid_reasons"][0] and "of the asked rate" in told["invalid_reasons"][1]
+    reasons = "; ".join(told["invalid_reasons"])  # a busy machine adds its own
+    assert "later than asked for" in reasons and "of the asked rate" in reasons
 
 
 def test_a_rate_that_was_kept_is_told_and_a_closed_loop_has_none(url, capsys):
