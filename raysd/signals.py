@@ -25,9 +25,10 @@ _arrived: list[Terminated] = []
 def raise_when_terminated() -> None:
     """Makes SIGTERM and SIGHUP raise Terminated in the main thread, once: a second one must not cut short the clearing up. What is ignored, as `nohup` has it of
     SIGHUP, stays so."""
+    ignored_here = bool(_arrived)  # by _terminate, and not by whoever started the process
     _arrived.clear()
     for number in TERMINATING:
-        if signal.getsignal(number) != signal.SIG_IGN:
+        if ignored_here or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _terminate)
 
 

@@ -40,6 +40,13 @@ def test_a_second_signal_does_not_cut_short_the_clearing_up():
     signal.raise_signal(signal.SIGHUP)
 
 
+def test_after_the_clearing_up_signals_can_be_raised_again():
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM):
+        with pytest.raises(Terminated):
+            signal.raise_signal(number)
+        raise_when_terminated()
+
+
 def test_what_nohup_has_ignored_stays_ignored():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise_when_terminated()
