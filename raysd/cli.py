@@ -78,6 +78,10 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--output", metavar="FOLDER", type=Path, help="write the report's files, or the comparison, into this folder, too")
     report.add_argument("--across", metavar="CONDITION", action="append", default=[], help="a condition that A and B are meant to differ in, for instance vllm or hardware; may be repeated")
     report.add_argument("--inferencex", metavar="FOLDER", type=Path, help="write the sweep's cells into this folder as InferenceX has them, raw and agg_; SPEC may then be a sweep's folder")
+    serve = of_experiment(verb("serve", _serve, "Serves an arm of an experiment with Ray Serve, on a Ray of its own until it is stopped, or on a running cluster."))
+    serve.add_argument("--arm", choices=("none", "bf16", "fp8"), help="default: serve.arm of the experiment, else fp8, bf16 or none, the first that the sweep has")
+    serve.add_argument("--dry-run", action="store_true", help="print the Serve config file, as `serve deploy` and a RayService take it, and deploy nothing")
+    serve.add_argument("--address", help="dashboard of a running Ray cluster, http://HOST:8265; default: a local Ray, until Ctrl-C or SIGTERM")
     status = as_json(of_experiment(verb("status", _status, "Shows what is in a store, and who works on it."), required=False))
     status.add_argument("--all", action="store_true", help="show every artifact, not only the newest of each stage (--json always does)")
     logs = of_experiment(verb("logs", _logs, "Prints the log of a stage's job: the one written last, or that of the stage named."))
@@ -421,6 +425,31 @@ def _gc(args: argparse.Namespace) -> int:
         return 0
     done = "deleted" if args.delete else "nothing is deleted without --delete"
     print(f"{_count(garbage.artifacts, 'artifact')} and {_count([*garbage.leftovers, *garbage.uploads], 'unfinished file')}, {garbage.size_bytes / 1e6:,.1f} MB: {done}")
+    return 0
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from raysd.deployment.config_file import config_text, serve_config
+    from raysd.pipeline.display import open_display
+    from raysd.pipeline.served import what_to_serve
+    from raysd.signals import raise_when_terminated
+
+    if args.dry_run and args.address is not None:
+        raise ExperimentError(what="--address has no effect beside --dry-run, which deploys nothing", where="--address", fix="remove one of the two")
+    raise_when_terminated()
+    experiment, store, planned = _planned(args)
+    with open_display(sys.stderr) as display:
+        with _naming(args):
+            served = what_to_serve(experiment, planned, store, args.arm, not args.dry_run and args.address is None, lambda doing, *_, **__: display.note(doing))
+        for line in served.unchecked:
+            display.note(f"not checked: {line}")
+        config = serve_config(experiment, served.spec)
+        if args.dry_run:
+            print(config_text(config), end="", flush=True)
+            return 0
+        from raysd.backends.serve_cluster import serve_here, serve_on
+
+        serve_on(args.address, experiment, config, display.note) if args.address else serve_here(experiment, config, display.note)
     return 0
 
 

@@ -15,7 +15,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from unittest import mock
 
 from raysd.backends.process_group import end_group
@@ -28,8 +28,8 @@ SHUTDOWN_PATIENCE_S = 30.0
 
 
 @contextlib.contextmanager
-def local_ray() -> Iterator[str]:
-    """Starts Ray and yields the job server's address; on exit every process of it has been stopped.
+def local_ray(more: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Starts Ray and yields the job server's address; on exit every process of it has been stopped. more: variables of its environment.
 
     All of its ports are on loopback and free ones, and it asks for a token that only this process and its jobs know. A Ray that
     runs already is neither used nor disturbed. Its processes share this one's fate. Raises TryAgainError if Ray does not start.
@@ -42,6 +42,7 @@ def local_ray() -> Iterator[str]:
         "DASHBOARD_METRIC_PORT": "0",  # fixed ports otherwise, which a second Ray could not have
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        **(more or {}),
     }
     with _environment(settings, without=("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")):
         answer, said = os.pipe()

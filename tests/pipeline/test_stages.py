@@ -222,6 +222,7 @@ def other_value(value: Any) -> Any:
 
 ELSEWHERE = {
     "name": "part of the key, beside the fingerprint",
+    "serve": "says how what is there is served, and makes nothing (tests/deployment/test_options.py)",
     "target.model": "its identity counts, not its text",
     "target.chat_template": "its content counts",
     "draft.checkpoint": "its content counts",

@@ -1,0 +1,28 @@
+"""The Serve config file that `serve deploy` and a KubeRay RayService (`serveConfigV2`) take as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from raysd.deployment.options import application_arguments, serve_section
+from raysd.experiment import Experiment
+from raysd.experiment.serve import is_loopback
+from raysd.sweep.engine import EngineSpec
+
+IMPORT_PATH = "raysd.backends.serve_app:build"
+
+
+def serve_config(experiment: Experiment, spec: EngineSpec) -> dict[str, Any]:
+    """The whole file as data. It holds no key: replicas read them from the variable that it names."""
+    section = serve_section(experiment)
+    return {"proxy_location": "HeadOnly" if is_loopback(section.host) else "EveryNode",
+            "http_options": {"host": section.host, "port": section.port, "request_timeout_s": section.longest_answer_s},
+            "applications": [{"name": experiment.name, "route_prefix": section.route, "import_path": IMPORT_PATH,
+                              "args": application_arguments(experiment, spec)}]}
+
+
+def config_text(config: dict[str, Any]) -> str:
+    """The file."""
+    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=1000)

@@ -1,0 +1,77 @@
+"""From an experiment and an arm to what Ray Serve is told, as one plain dict; `backends/` makes an application of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raysd.experiment import Experiment
+from raysd.experiment.serve import ServeSection
+from raysd.hardware.catalogue import CPU, find_machine
+from raysd.sweep.engine import EngineSpec, engine_arguments, speculative_config
+
+HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 10.0
+
+
+def serve_section(experiment: Experiment) -> ServeSection:
+    """How the experiment is served; all defaults if it does not say."""
+    return experiment.serve or ServeSection()
+
+
+def served_model(experiment: Experiment) -> str:
+    """What clients call the model."""
+    return serve_section(experiment).model or experiment.name
+
+
+def application_arguments(experiment: Experiment, spec: EngineSpec) -> dict[str, Any]:
+    """All that the application is built from, JSON-ready: `llm_config`, the arguments of Ray's LLMConfig, and `replica`, what raysd's own replica is told."""
+    section = serve_section(experiment)
+    return {"llm_config": llm_config(experiment, spec),
+            "replica": {"api_keys_env": section.api_keys_env, "max_body_bytes": section.max_body_bytes, "stuck_after_s": section.stuck_after_s,
+                        "acceptance_floor": section.acceptance_floor, "acceptance_floor_s": 60 * section.acceptance_floor_minutes, "recycle": section.recycle,
+                        "cpus": section.cpus * spec.tensor_parallel if spec.hardware == CPU else None}}
+
+
+def llm_config(experiment: Experiment, spec: EngineSpec) -> dict[str, Any]:
+    """The arguments of `ray.serve.llm.LLMConfig`.
+
+    The engine's are those of the sweep's engines. Ranks share a node (STRICT_PACK): over the network, tensor parallelism would cost more than it gives.
+    """
+    section = serve_section(experiment)
+    bundle = {"CPU": section.cpus} if spec.hardware == CPU else {"GPU": 1, "CPU": section.cpus}
+    return {"model_loading_config": {"model_id": served_model(experiment), "model_source": str(spec.target)},
+            "engine_kwargs": engine_arguments(spec) | {"enable_prefix_caching": section.prefix_caching}
+            | ({} if spec.draft is None else {"speculative_config": speculative_config(spec)}),
+            **_accelerator(spec.hardware),
+            "placement_group_config": {"bundle_per_worker": bundle, "strategy": "STRICT_PACK"},
+            "runtime_env": {"env_vars": environment(experiment, spec)},
+            # Ray would hold each chunk back for 50 ms, to send several as one.
+            "experimental_configs": {"stream_batching_interval_ms": 0},
+            "deployment_config": deployment_options(section, spec)}
+
+
+def _accelerator(hardware: str) -> dict[str, Any]:
+    if hardware == CPU:
+        return {"accelerator_config": {"kind": "cpu"}}
+    accelerator = find_machine(hardware).accelerator_type
+    return {"accelerator_config": {"kind": "gpu"}} | ({} if accelerator is None else {"accelerator_type": accelerator})
+
+
+def environment(experiment: Experiment, spec: EngineSpec) -> dict[str, str]:
+    """Variables of a replica and of its ranks: what the machines need, and what the engine is told by them, such as AITER's switches."""
+    return {**experiment.hardware.env, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", **spec.settings.env}
+
+
+def deployment_options(section: ServeSection, spec: EngineSpec) -> dict[str, Any]:
+    """Options of Serve's deployment. Ray's LLM defaults of target and most ongoing requests are 1e9, with which nothing would ever scale."""
+    scaling = section.autoscaling
+    # Serve counts the load in its config's interval, 10 s if it is not told, however short the look-back is.
+    interval_s = min(10.0, scaling.look_back_period_s / 5)
+    return {"autoscaling_config": {"min_replicas": scaling.min_replicas, "max_replicas": scaling.max_replicas,
+                                   "target_ongoing_requests": scaling.target_of(spec.settings), "metrics_interval_s": interval_s,
+                                   "look_back_period_s": scaling.look_back_period_s, "upscale_delay_s": scaling.upscale_delay_s, "downscale_delay_s": scaling.downscale_delay_s},
+            "max_ongoing_requests": scaling.most_of(spec.settings),
+            "graceful_shutdown_timeout_s": section.longest_answer_s,
+            "max_constructor_retry_count": section.start_attempts,
+            "health_check_period_s": HEALTH_PERIOD_S, "health_check_timeout_s": HEALTH_TIMEOUT_S,
+            # The bundles of the ranks reserve all that a replica takes.
+            "ray_actor_options": {"num_cpus": 0}}
