@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from raysd.backends.local_ray import local_ray
-from raysd.backends.ray_jobs import CALL_TIMEOUT_S, _explained, _within
+from raysd.backends.ray_jobs import CALL_TIMEOUT_S, PACKAGE, _explained, _within
 from raysd.backends.vllm_server import free_port
 from raysd.deployment.cluster import WITHOUT_HAPROXY, cluster_variables
 from raysd.deployment.guard import read_keys
@@ -21,6 +22,10 @@ from raysd.errors import EngineError, ExperimentError
 from raysd.experiment import Experiment
 
 POLL_S, WATCH_S = 0.5, 2.0
+ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception|Interrupt|Exit)\b(\(\w+\))?: ")
+"""As a traceback ends."""
+REMOVAL_S = 30.0
+"""For an application to go, beside what it still answers."""
 Tell = Callable[[str], None]
 
 
@@ -28,7 +33,9 @@ Tell = Callable[[str], None]
 def serving_ray(variables: dict[str, str], host: str, port: int) -> Iterator[str]:
     """A Ray of this machine's own to serve with; yields the address of its dashboard. Raises ExperimentError if the port is taken."""
     check_port(host, port)
-    with _haproxy_of_its_own() as places, local_ray({**variables, **places}) as address:
+    # Serve imports the application by its name; this package need not be installed.
+    path = os.pathsep.join([str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with _haproxy_of_its_own() as places, local_ray({**variables, **places, "PYTHONPATH": path}) as address:
         yield address
 
 
@@ -50,7 +57,9 @@ def _haproxy_of_its_own() -> Iterator[dict[str, str]]:
         yield {"RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg", "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
                "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder, "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
                "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/metrics.sock", "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
-               "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()), "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, len(os.sched_getaffinity(0))))}
+               "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()), "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
+               # The one HAProxy here leaves a replica out at once: no more time is needed before it stops listening.
+               "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2", "RAY_SERVE_HAPROXY_NBTHREAD": str(min(4, len(os.sched_getaffinity(0))))}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -69,6 +78,13 @@ class ServeCluster:
         """What Serve tells of itself."""
         with _explained("asking Serve", self._address):
             return _within(CALL_TIMEOUT_S, self._client.get_serve_details)
+
+    def has_haproxy(self) -> bool:
+        """Whether HAProxy stands before the replicas, and not Serve's own proxy."""
+        with _explained("asking which proxies there are", self._address):
+            answer = _within(CALL_TIMEOUT_S, self._client._do_request, "GET", "/api/v0/actors?filter_keys=state&filter_predicates=%3D&filter_values=ALIVE&limit=10000")
+            answer.raise_for_status()
+        return any(actor["class_name"] == "HAProxyManager" for actor in answer.json()["data"]["result"]["result"])
 
     def deploy(self, config: dict[str, Any]) -> None:
         """Puts the config's application beside those that run, in place of one of the same name."""
@@ -108,47 +124,60 @@ class ServeCluster:
         return True
 
 
-def answers_by_haproxy(details: dict[str, Any]) -> bool:
-    """Whether HAProxy stands before the replicas."""
-    print(details, file=__import__("sys").stderr)
-    return True
-
-
 def _said(application: dict[str, Any]) -> str:
     """What Serve says of an application: its own message, or those of its deployments that do not run."""
     messages = [application.get("message", ""), *(each["message"] for each in application.get("deployments", {}).values() if each["status"] != "HEALTHY")]
-    return "\n".join(message.strip() for message in messages if message and message.strip())
+    return "\n".join(dict.fromkeys(without_traceback(message) for message in messages if message and message.strip()))
 
 
-def serve_here(experiment: Experiment, config: dict[str, Any], tell: Tell) -> None:
-    """Serves on a Ray of this machine's own until this process is interrupted; then answers what it has begun to, and stops. Raises EngineError if it stops by itself."""
+def without_traceback(message: str) -> str:
+    """What a message of Serve says; of one that holds a traceback the error that it ends with."""
+    lines = message.strip().splitlines()
+    if not any(line.startswith("Traceback (most recent call last)") or '  File "' in line for line in lines):
+        return message.strip()
+    raised = [number for number, line in enumerate(lines) if ERROR_LINE.match(line)]
+    return "\n".join(lines[raised[-1]:] if raised else lines[-1:]).strip()
+
+
+@contextlib.contextmanager
+def served_here(experiment: Experiment, config: dict[str, Any], tell: Tell, variables: Mapping[str, str] | None = None) -> Iterator[tuple[str, ServeCluster]]:
+    """Serves on a Ray of this machine's own: `with served_here(...) as (url, cluster):`. On exit what was begun is answered first, then all of it has ended.
+
+    variables: of the Ray's environment, in place of some of `cluster_variables`. Raises ExperimentError if the port is taken or keys are asked for and not
+    there, EngineError if it does not come to serve.
+    """
     section, name = serve_section(experiment), config["applications"][0]["name"]
     read_keys(section.api_keys_env, os.environ)
     tell("starting a local Ray")
-    with serving_ray(cluster_variables(section), section.host, section.port) as address:
+    with serving_ray({**cluster_variables(section), **(variables or {})}, section.host, section.port) as address:
         cluster = ServeCluster(address)
-        _start(cluster, config, experiment, tell)
+        _start(cluster, experiment, config, tell)
         try:
-            while True:
-                time.sleep(WATCH_S)
-                cluster.wait_until_running(name, section.longest_answer_s, tell)
-        except KeyboardInterrupt:
+            yield f"http://{section.host}:{section.port}{section.route.rstrip('/')}", cluster
+        finally:
             tell("answering what was begun, and stopping")
-            cluster.remove(name, section.longest_answer_s)
-            raise
+            if not cluster.remove(name, section.longest_answer_s + REMOVAL_S):
+                tell(f"what was not answered after {section.longest_answer_s:g} s is cut off")
+
+
+def serve_here(experiment: Experiment, config: dict[str, Any], tell: Tell) -> None:
+    """Serves on a Ray of this machine's own until this process is interrupted. Raises as `served_here` does, and EngineError if it cannot be served any more."""
+    with served_here(experiment, config, tell) as (url, cluster):
+        print(f"{url}/v1", flush=True)
+        while True:
+            time.sleep(WATCH_S)
+            cluster.wait_until_running(config["applications"][0]["name"], (serve_section(experiment).engine or experiment.sweep.engine).start_timeout_s, tell)
 
 
 def serve_on(address: str, experiment: Experiment, config: dict[str, Any], tell: Tell) -> None:
     """Serves on a running cluster; returns when it does."""
-    cluster = ServeCluster(address)
-    _start(cluster, config, experiment, tell)
+    section = serve_section(experiment)
+    _start(ServeCluster(address), experiment, config, tell)
+    print(f"http://{section.host}:{section.port}{section.route.rstrip('/')}/v1", flush=True)
 
 
-def _start(cluster: ServeCluster, config: dict[str, Any], experiment: Experiment, tell: Tell) -> None:
-    section, name = serve_section(experiment), config["applications"][0]["name"]
+def _start(cluster: ServeCluster, experiment: Experiment, config: dict[str, Any], tell: Tell) -> None:
     cluster.deploy(config)
-    cluster.wait_until_running(name, (section.engine or experiment.sweep.engine).start_timeout_s, tell)
-    url = f"http://{section.host}:{section.port}{section.route.rstrip('/')}/v1"
-    if not answers_by_haproxy(cluster.details()):
+    cluster.wait_until_running(config["applications"][0]["name"], (serve_section(experiment).engine or experiment.sweep.engine).start_timeout_s, tell)
+    if not cluster.has_haproxy():
         tell(WITHOUT_HAPROXY)
-    print(url, flush=True)

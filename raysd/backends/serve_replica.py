@@ -8,10 +8,12 @@ import time
 from typing import Any
 
 import vllm
+from fastapi import HTTPException
 from ray import serve
 from ray.llm._internal.serve.engines.vllm.vllm_engine import VLLMEngine
 from ray.serve.llm import LLMConfig
 from ray.serve.llm.deployment import LLMServer
+from starlette.exceptions import HTTPException as StarletteHTTPException
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from raysd.backends.cpu_engine import cpu_environment
@@ -50,6 +52,8 @@ class Replica(LLMServer):
     async def __serve_build_asgi_app__(self) -> Any:
         app = await super().__serve_build_asgi_app__()
         app.middleware_stack = None  # vLLM has built it already; Starlette builds it again
+        # vLLM words FastAPI's own errors as OpenAI does, and not those of Starlette, which raises for a path or a method that is not there.
+        app.exception_handler(StarletteHTTPException)(app.exception_handlers[HTTPException])
         app.add_middleware(Guard, keys=self._keys, max_body_bytes=self._own["max_body_bytes"])
         return app
 
@@ -77,6 +81,12 @@ class Engine(VLLMEngine):
     def __init__(self, llm_config: LLMConfig, vitals: Vitals) -> None:
         super().__init__(llm_config)
         self._vitals = vitals
+
+    async def start(self) -> None:
+        """Starts it, without Ray's look for the model's files on each node, a process of its own that takes ten seconds, where they are in a folder."""
+        if os.path.isdir(self.llm_config.model_loading_config.model_source):
+            self.llm_config.get_or_create_callback().ctx.run_init_node = False
+        await super().start()
 
     def unfinished(self) -> int:
         """Requests that it has."""
