@@ -443,7 +443,7 @@ def _serve(args: argparse.Namespace) -> int:
             served = what_to_serve(experiment, planned, store, args.arm, not args.dry_run and args.address is None, lambda doing, *_, **__: display.note(doing))
         for line in served.unchecked:
             display.note(f"not checked: {line}")
-        config = serve_config(experiment, served.spec)
+        config = serve_config(experiment, served.spec, len(os.sched_getaffinity(0)))
         if args.dry_run:
             print(config_text(config), end="", flush=True)
             return 0

@@ -103,8 +103,8 @@ class RayJobClient:
         self._experiment = experiment
 
     def attempts(self, prefix: str) -> list[int]:
-        with _explained("listing jobs"):
-            ids = [job.submission_id or "" for job in _within(CALL_TIMEOUT_S, self._client.list_jobs)]
+        with explained("listing jobs"):
+            ids = [job.submission_id or "" for job in within(CALL_TIMEOUT_S, self._client.list_jobs)]
         return [int(number) for job_id in ids if job_id.startswith(prefix) and (number := job_id.removeprefix(prefix)).isdigit()]
 
     def submit(self, job: Job) -> None:
@@ -114,9 +114,9 @@ class RayJobClient:
             "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S), **self._experiment.hardware.env},
         }
         stage = job.stage
-        with _explained(f"submitting {job.id}"):
+        with explained(f"submitting {job.id}"):
             try:
-                _within(
+                within(
                     SUBMIT_TIMEOUT_S,
                     self._client.submit_job,
                     entrypoint=entrypoint(stage.name, self._store, job.attempt),
@@ -139,7 +139,7 @@ class RayJobClient:
         # The connection may have broken early, and it may close before the last lines: the whole log says what is still to tell.
         give_up = time.monotonic() + LOG_PATIENCE_S
         while True:
-            with _explained(f"asking for {job_id}"):
+            with explained(f"asking for {job_id}"):
                 ended = self._has_ended(job_id)  # asked first: what is written before the end is then in the log that is read next
             try:
                 lines = self.log(job_id).split("\n")
@@ -158,21 +158,21 @@ class RayJobClient:
             time.sleep(POLL_S)
 
     def log(self, job_id: str) -> str:
-        with _explained(f"reading the log of {job_id}"):
-            return _within(CALL_TIMEOUT_S, self._client.get_job_logs, job_id)
+        with explained(f"reading the log of {job_id}"):
+            return within(CALL_TIMEOUT_S, self._client.get_job_logs, job_id)
 
     def outcome(self, job_id: str) -> JobOutcome:
-        with _explained(f"asking for {job_id}"):
-            info = _within(CALL_TIMEOUT_S, self._client.get_job_info, job_id)
+        with explained(f"asking for {job_id}"):
+            info = within(CALL_TIMEOUT_S, self._client.get_job_info, job_id)
         return JobOutcome(
             status=info.status.value, error_type=info.error_type, exit_code=info.driver_exit_code, message=last_line(info.message)
         )
 
     def stop(self, job_id: str) -> None:
-        with _explained(f"stopping {job_id}"):
+        with explained(f"stopping {job_id}"):
             if not self._is_known(job_id):
                 return  # interrupted before the job server had it
-            _within(CALL_TIMEOUT_S, self._client.stop_job, job_id)
+            within(CALL_TIMEOUT_S, self._client.stop_job, job_id)
             give_up = time.monotonic() + STOP_WAIT_S + 15
             while not self._has_ended(job_id):
                 if time.monotonic() > give_up:
@@ -184,10 +184,10 @@ class RayJobClient:
                 time.sleep(0.2)
 
     def _is_known(self, job_id: str) -> bool:
-        return any(job.submission_id == job_id for job in _within(CALL_TIMEOUT_S, self._client.list_jobs))
+        return any(job.submission_id == job_id for job in within(CALL_TIMEOUT_S, self._client.list_jobs))
 
     def _has_ended(self, job_id: str) -> bool:
-        return _within(CALL_TIMEOUT_S, self._client.get_job_status, job_id).is_terminal()
+        return within(CALL_TIMEOUT_S, self._client.get_job_status, job_id).is_terminal()
 
     def _tail(self, job_id: str) -> Iterator[str]:
         """Pieces of the log as Ray pushes them; ends early, without an error, if the connection breaks."""
@@ -215,7 +215,7 @@ class RayJobClient:
             loop.close()
 
 
-def _within(timeout_s: float, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def within(timeout_s: float, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What the call returns or raises. Raises TimeoutError if it takes longer: Ray's client would wait for ever for a job server that went silent."""
     results: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
 
@@ -241,22 +241,22 @@ def _job_submission_client(address: str) -> Any:
     for name in ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):
         logging.getLogger(name).setLevel(logging.WARNING)  # they tell of packages that they upload, in the middle of our display
     if address == "auto":
-        with _explained("looking for the cluster that this process runs in", address):
+        with explained("looking for the cluster that this process runs in", address):
             try:
                 return JobSubmissionClient("auto")
             except ConnectionError as err:
                 raise RaysdError(what="there is no Ray cluster on this machine", where="--address auto",
                                  fix="name its job server, http://HOST:8265, or leave --address out: then raysd starts a local Ray") from err
-    address = _check_reachable(address)
+    address = check_reachable(address)
     hidden = {name: os.environ.pop(name, None) for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")}  # Ray lets them win over the argument
     try:
-        with _explained("connecting to the job server", address):
+        with explained("connecting to the job server", address):
             return JobSubmissionClient(address)
     finally:
         os.environ.update({name: value for name, value in hidden.items() if value is not None})
 
 
-def _check_reachable(address: str) -> str:
+def check_reachable(address: str) -> str:
     """The address with its scheme. Raises RaysdError within seconds if nothing answers: Ray's own client would try for minutes."""
     url = address if "://" in address else f"http://{address}"
     if not url.startswith(("http://", "https://")):
@@ -286,7 +286,7 @@ def _unreachable(url: str, reason: str) -> RaysdError:
 
 
 @contextlib.contextmanager
-def _explained(doing: str, where: str = "Ray's job server") -> Iterator[None]:
+def explained(doing: str, where: str = "Ray's job server") -> Iterator[None]:
     """Turns what Ray's client raises into an error that says what was being done."""
     from ray.exceptions import AuthenticationError, RayError
 

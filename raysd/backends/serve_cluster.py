@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from raysd.backends.local_ray import local_ray
-from raysd.backends.ray_jobs import CALL_TIMEOUT_S, PACKAGE, _explained, _within
+from raysd.backends.ray_jobs import CALL_TIMEOUT_S, PACKAGE, check_reachable, explained, within
 from raysd.backends.vllm_server import free_port
 from raysd.deployment.cluster import WITHOUT_HAPROXY, cluster_variables
 from raysd.deployment.guard import read_keys
 from raysd.deployment.options import serve_section
 from raysd.errors import EngineError, ExperimentError
 from raysd.experiment import Experiment
+from raysd.experiment.serve import ServeSection
 
 POLL_S, WATCH_S = 0.5, 2.0
 ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception|Interrupt|Exit)\b(\(\w+\))?: ")
@@ -70,19 +71,20 @@ class ServeCluster:
     def __init__(self, address: str) -> None:
         from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 
-        with _explained("connecting to the cluster's dashboard", address):
-            self._client = _within(CALL_TIMEOUT_S, ServeSubmissionClient, address)
+        address = check_reachable(address)
+        with explained("connecting to the cluster's dashboard", address):
+            self._client = within(CALL_TIMEOUT_S, ServeSubmissionClient, address)
         self._address = address
 
     def details(self) -> dict[str, Any]:
         """What Serve tells of itself."""
-        with _explained("asking Serve", self._address):
-            return _within(CALL_TIMEOUT_S, self._client.get_serve_details)
+        with explained("asking Serve", self._address):
+            return within(CALL_TIMEOUT_S, self._client.get_serve_details)
 
     def has_haproxy(self) -> bool:
         """Whether HAProxy stands before the replicas, and not Serve's own proxy."""
-        with _explained("asking which proxies there are", self._address):
-            answer = _within(CALL_TIMEOUT_S, self._client._do_request, "GET", "/api/v0/actors?filter_keys=state&filter_predicates=%3D&filter_values=ALIVE&limit=10000")
+        with explained("asking which proxies there are", self._address):
+            answer = within(CALL_TIMEOUT_S, self._client._do_request, "GET", "/api/v0/actors?filter_keys=state&filter_predicates=%3D&filter_values=ALIVE&limit=10000")
             answer.raise_for_status()
         return any(actor["class_name"] == "HAProxyManager" for actor in answer.json()["data"]["result"]["result"])
 
@@ -90,8 +92,8 @@ class ServeCluster:
         """Puts the config's application beside those that run, in place of one of the same name."""
         own = {application["name"] for application in config["applications"]}
         others = [each["deployed_app_config"] for name, each in self.details()["applications"].items() if name not in own and each["deployed_app_config"]]
-        with _explained("deploying", self._address):
-            _within(10 * CALL_TIMEOUT_S, self._client.deploy_applications, {**config, "applications": [*config["applications"], *others]})
+        with explained("deploying", self._address):
+            within(10 * CALL_TIMEOUT_S, self._client.deploy_applications, {**config, "applications": [*config["applications"], *others]})
 
     def wait_until_running(self, name: str, timeout_s: float, tell: Tell) -> None:
         """Returns when an application serves. Raises EngineError with what Serve says of it when it cannot, or has not after so long."""
@@ -113,8 +115,8 @@ class ServeCluster:
         """Takes an application away, and waits for the requests on it; whether they ended within that time."""
         found = self.details()
         rest = [each["deployed_app_config"] for other, each in found["applications"].items() if other != name and each["deployed_app_config"]]
-        with _explained("removing", self._address):
-            _within(10 * CALL_TIMEOUT_S, self._client.deploy_applications,
+        with explained("removing", self._address):
+            within(10 * CALL_TIMEOUT_S, self._client.deploy_applications,
                     {"proxy_location": found["proxy_location"], "http_options": found["http_options"], "applications": rest})
         give_up = time.monotonic() + patience_s
         while name in self.details()["applications"]:
@@ -148,6 +150,7 @@ def served_here(experiment: Experiment, config: dict[str, Any], tell: Tell, vari
     """
     section, name = serve_section(experiment), config["applications"][0]["name"]
     read_keys(section.api_keys_env, os.environ)
+    _check_cores(config, section)
     tell("starting a local Ray")
     with serving_ray({**cluster_variables(section), **(variables or {})}, section.host, section.port) as address:
         cluster = ServeCluster(address)
@@ -158,6 +161,16 @@ def served_here(experiment: Experiment, config: dict[str, Any], tell: Tell, vari
             tell("answering what was begun, and stopping")
             if not cluster.remove(name, section.longest_answer_s + REMOVAL_S):
                 tell(f"what was not answered after {section.longest_answer_s:g} s is cut off")
+
+
+def _check_cores(config: dict[str, Any], section: ServeSection) -> None:
+    """Raises ExperimentError for more replicas than this machine has cores for: they would wait for ever."""
+    told = config["applications"][0]["args"]["llm_config"]
+    cores = len(os.sched_getaffinity(0))
+    asked = section.autoscaling.max_replicas * told["engine_kwargs"]["tensor_parallel_size"] * told["placement_group_config"]["bundle_per_worker"]["CPU"]
+    if asked > cores:
+        raise ExperimentError(what=f"{section.autoscaling.max_replicas} replicas ask for {asked} CPU cores, this machine has {cores}", where="serve.autoscaling.max_replicas, serve.cpus",
+                              fix="use fewer, or name a cluster that has them with --address")
 
 
 def serve_here(experiment: Experiment, config: dict[str, Any], tell: Tell) -> None:

@@ -14,13 +14,13 @@ from raysd.sweep.engine import EngineSpec
 IMPORT_PATH = "raysd.backends.serve_app:build"
 
 
-def serve_config(experiment: Experiment, spec: EngineSpec) -> dict[str, Any]:
-    """The whole file as data. It holds no key: replicas read them from the variable that it names."""
+def serve_config(experiment: Experiment, spec: EngineSpec, cores: int) -> dict[str, Any]:
+    """The whole file as data. cores: of this machine. It holds no key: replicas read them from the variable that it names."""
     section = serve_section(experiment)
     return {"proxy_location": "HeadOnly" if is_loopback(section.host) else "EveryNode",
             "http_options": {"host": section.host, "port": section.port, "request_timeout_s": section.longest_answer_s},
             "applications": [{"name": experiment.name, "route_prefix": section.route, "import_path": IMPORT_PATH,
-                              "args": application_arguments(experiment, spec)}]}
+                              "args": application_arguments(experiment, spec, cores)}]}
 
 
 def config_text(config: dict[str, Any]) -> str:

@@ -22,24 +22,33 @@ def served_model(experiment: Experiment) -> str:
     return serve_section(experiment).model or experiment.name
 
 
-def application_arguments(experiment: Experiment, spec: EngineSpec) -> dict[str, Any]:
+def cpus_of_rank(experiment: Experiment, spec: EngineSpec, cores: int) -> int:
+    """CPU cores that a rank reserves. cores: of this machine."""
+    section = serve_section(experiment)
+    if section.cpus is not None or spec.hardware != CPU:
+        return section.cpus or 1
+    return max(1, cores // (section.autoscaling.max_replicas * spec.tensor_parallel))
+
+
+def application_arguments(experiment: Experiment, spec: EngineSpec, cores: int) -> dict[str, Any]:
     """All that the application is built from, JSON-ready: `llm_config`, the arguments of Ray's LLMConfig, and `replica`, what raysd's own replica is told."""
     section = serve_section(experiment)
-    return {"llm_config": llm_config(experiment, spec),
+    return {"llm_config": llm_config(experiment, spec, cores),
             "replica": {"api_keys_env": section.api_keys_env, "max_body_bytes": section.max_body_bytes, "stuck_after_s": section.stuck_after_s,
                         "acceptance_floor": section.acceptance_floor, "acceptance_floor_s": 60 * section.acceptance_floor_minutes, "recycle": section.recycle,
-                        "cpus": section.cpus * spec.tensor_parallel if spec.hardware == CPU else None}}
+                        "cpus": cpus_of_rank(experiment, spec, cores) * spec.tensor_parallel if spec.hardware == CPU else None}}
 
 
-def llm_config(experiment: Experiment, spec: EngineSpec) -> dict[str, Any]:
+def llm_config(experiment: Experiment, spec: EngineSpec, cores: int) -> dict[str, Any]:
     """The arguments of `ray.serve.llm.LLMConfig`.
 
     The engine's are those of the sweep's engines. Ranks share a node (STRICT_PACK): over the network, tensor parallelism would cost more than it gives.
     """
     section = serve_section(experiment)
-    bundle = {"CPU": section.cpus} if spec.hardware == CPU else {"GPU": 1, "CPU": section.cpus}
+    bundle = {"CPU": cpus_of_rank(experiment, spec, cores)} | ({} if spec.hardware == CPU else {"GPU": 1})
     return {"model_loading_config": {"model_id": served_model(experiment), "model_source": str(spec.target)},
             "engine_kwargs": engine_arguments(spec) | {"enable_prefix_caching": section.prefix_caching}
+            | ({} if spec.target.is_absolute() or experiment.target.revision is None else {"revision": experiment.target.revision})
             | ({} if spec.draft is None else {"speculative_config": speculative_config(spec)}),
             **_accelerator(spec.hardware),
             "placement_group_config": {"bundle_per_worker": bundle, "strategy": "STRICT_PACK"},
@@ -58,7 +67,7 @@ def _accelerator(hardware: str) -> dict[str, Any]:
 
 def environment(experiment: Experiment, spec: EngineSpec) -> dict[str, str]:
     """Variables of a replica and of its ranks: what the machines need, and what the engine is told by them, such as AITER's switches."""
-    return {**experiment.hardware.env, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", **spec.settings.env}
+    return {**experiment.hardware.env, "VLLM_NO_USAGE_STATS": "1", **({"HF_HUB_OFFLINE": "1"} if spec.target.is_absolute() else {}), **spec.settings.env}
 
 
 def deployment_options(section: ServeSection, spec: EngineSpec) -> dict[str, Any]:

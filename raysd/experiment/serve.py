@@ -74,8 +74,9 @@ class ServeSection(Section):
     """Longest body of a request; a longer one is refused (413)."""
     longest_answer_s: Placement[float] = Field(600, gt=0)
     """How long a request may take, and so how long a replica that is to end waits for those on it."""
-    cpus: Placement[int] = Field(1, ge=1)
-    """CPU cores that each rank of an engine reserves; on hardware.name: cpu it computes on so many."""
+    cpus: Placement[int | None] = Field(None, ge=1)
+    """CPU cores that each rank of an engine reserves; on hardware.name: cpu it computes on so many. null: one beside a GPU; on a CPU as many as the machine where
+    `raysd serve` runs has for each rank of max_replicas."""
     start_attempts: Placement[int] = Field(3, ge=1)
     """How often a replica that does not start is tried in all."""
     stuck_after_s: Placement[float] = Field(120, gt=0)

@@ -53,7 +53,7 @@ def main() -> None:
         spec = engine_spec(experiment, resolve_target(experiment.target, no_progress), None, None)
         variables = {HAPROXY: "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0"} if args.without_haproxy else {}
         with (start_server(spec, Path(scratch) / "vllm.log") as plain,
-              served_here(experiment, serve_config(experiment, spec), lambda line: print(line, file=sys.stderr, flush=True), variables) as (url, _)):
+              served_here(experiment, serve_config(experiment, spec, len(os.sched_getaffinity(0))), lambda line: print(line, file=sys.stderr, flush=True), variables) as (url, _)):
             urls = {"plain": plain.address.url, "serve": url}
             for each in urls.values():
                 measured(each, 8, 1)  # warms up
@@ -73,7 +73,7 @@ def main() -> None:
 def to_serve(folder: Path, tiny: bool) -> Experiment:
     """The demo's experiment without its draft, served on a free port."""
     experiment = load_experiment(DEMO)
-    changes: dict[str, Any] = {"serve": ServeSection(arm="none", port=free_port(), cpus=len(os.sched_getaffinity(0)))}
+    changes: dict[str, Any] = {"serve": ServeSection(arm="none", port=free_port())}
     if tiny:
         from tests.tiny_models import tiny_llama
 

@@ -17,6 +17,7 @@ from raysd.experiment import dump_experiment, load_experiment
 from raysd.sweep.engine import engine_spec
 
 DRAFT = Path("/store/draft")
+CORES = 8
 MI355X = {"name": "mi355x", "resources": {"sweep": {"gpus": 4}}}
 
 
@@ -32,7 +33,7 @@ def spec_of(experiment, draft: Path | None = DRAFT):
 
 
 def config_of(experiment, draft: Path | None = DRAFT) -> dict[str, Any]:
-    return llm_config(experiment, spec_of(experiment, draft))
+    return llm_config(experiment, spec_of(experiment, draft), CORES)
 
 
 def test_the_engine_that_is_served_is_the_one_that_was_measured(loaded):
@@ -64,7 +65,23 @@ def test_ranks_share_a_node_and_each_has_an_accelerator_of_the_kind(loaded):
 def test_a_cpu_has_no_accelerator(loaded):
     told = config_of(loaded())
     assert told["accelerator_config"] == {"kind": "cpu"} and "accelerator_type" not in told
-    assert told["placement_group_config"]["bundle_per_worker"] == {"CPU": 1}
+    assert told["placement_group_config"]["bundle_per_worker"] == {"CPU": 8}
+
+
+@pytest.mark.parametrize(("replicas", "ranks", "asked", "cpus"), [(1, 1, None, 8), (2, 1, None, 4), (1, 2, None, 4), (3, 2, None, 1), (9, 1, None, 1), (2, 1, 3, 3)])
+def test_the_cores_of_a_cpu_are_shared_by_the_ranks_of_all_replicas(loaded, replicas, ranks, asked, cpus):
+    experiment = loaded(target={"model": "./target", "max_model_len": 512, "tensor_parallel": ranks}, serve={"cpus": asked, "autoscaling": {"max_replicas": replicas}})
+    told = application_arguments(experiment, spec_of(experiment), CORES)
+    assert told["llm_config"]["placement_group_config"]["bundle_per_worker"] == {"CPU": cpus} and told["replica"]["cpus"] == cpus * ranks
+
+
+def test_a_target_of_the_hub_is_fetched_by_the_replicas_at_its_commit(loaded):
+    experiment = loaded()
+    hub = experiment.model_copy(update={"target": experiment.target.model_copy(update={"model": "org/model", "revision": "0" * 40})})
+    told = llm_config(hub, engine_spec(hub, Path("org/model"), DRAFT, 3), CORES)
+    assert told["model_loading_config"]["model_source"] == "org/model" and told["engine_kwargs"]["revision"] == "0" * 40
+    assert "HF_HUB_OFFLINE" not in told["runtime_env"]["env_vars"]
+    assert "revision" not in config_of(experiment)["engine_kwargs"]
 
 
 def test_switches_of_the_engine_and_of_the_machines_are_variables_of_the_replica(loaded):
@@ -112,19 +129,19 @@ def test_serve_and_kuberay_take_the_file(loaded):
     from ray.serve.schema import ServeDeploySchema
 
     experiment = loaded(serve={"host": "0.0.0.0", "port": 8123, "api_keys_env": "RAYSD_API_KEYS", "route": "/llm", "longest_answer_s": 300})
-    document = yaml.safe_load(config_text(serve_config(experiment, spec_of(experiment))))
+    document = yaml.safe_load(config_text(serve_config(experiment, spec_of(experiment), CORES)))
     schema = ServeDeploySchema.model_validate(document)
     assert (schema.http_options.host, schema.http_options.port, schema.http_options.request_timeout_s) == ("0.0.0.0", 8123, 300)
     (application,) = schema.applications
     assert (application.name, application.route_prefix, application.import_path) == ("tiny", "/llm", "raysd.backends.serve_app:build")
-    assert application.args == application_arguments(experiment, spec_of(experiment))
+    assert application.args == application_arguments(experiment, spec_of(experiment), CORES)
     assert document["proxy_location"] == "EveryNode"
     assert application.args["replica"]["api_keys_env"] == "RAYSD_API_KEYS"
 
 
 def test_what_is_asked_for_by_no_one_is_on_loopback(loaded):
     experiment = loaded()
-    document = serve_config(experiment, spec_of(experiment))
+    document = serve_config(experiment, spec_of(experiment), CORES)
     assert document["http_options"]["host"] == "127.0.0.1" and document["proxy_location"] == "HeadOnly"
 
 
