@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import logging
+import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -16,10 +21,18 @@ from ray.serve.llm.deployment import LLMServer
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from raysd.backends import engine_watch
 from raysd.backends.cpu_engine import cpu_environment
 from raysd.backends.devices import engine_environment
 from raysd.deployment.guard import Guard, read_keys
 from raysd.deployment.vitals import Vitals
+
+
+WATCH_S = 0.25
+LAST_WORDS_S = 1.0
+"""For errors to reach the clients of requests that a dead engine had."""
+LOGGER = logging.getLogger("ray.serve")
+"""Its lines are in the replica's log, which Serve keeps."""
 
 
 def parsed(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +60,25 @@ class Replica(LLMServer):
             _take_over(engine_environment(os.environ))
         else:
             _settle_on_cores(own["cpus"], llm_config.engine_kwargs["tensor_parallel_size"], llm_config.runtime_env["env_vars"])
+        self._told_floor_s = -float("inf")
         await super().__init__(llm_config, engine_cls=functools.partial(Engine, vitals=self._vitals))
+        pids = [str(child.pid) for child in multiprocessing.active_children()]
+        self._engine_watch = subprocess.Popen([sys.executable, "-I", "-S", engine_watch.__file__, *pids], stdin=subprocess.PIPE)
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """Ends this replica soon after its engine: until Serve's health checks had found out, all that is sent here would fail."""
+        while not self.engine.is_dead():
+            await asyncio.sleep(WATCH_S)
+            if self._vitals.is_stuck(time.monotonic(), self.engine.unfinished()):
+                LOGGER.error("the engine has requests and has finished no step for %g s: it is ended, and they with it", self._own["stuck_after_s"])
+                for child in multiprocessing.active_children():
+                    child.kill()
+                while not self.engine.is_dead():
+                    await asyncio.sleep(WATCH_S)
+        LOGGER.error("the engine is dead: this replica ends, and Serve starts another")
+        await asyncio.sleep(LAST_WORDS_S)
+        os._exit(1)
 
     async def __serve_build_asgi_app__(self) -> Any:
         app = await super().__serve_build_asgi_app__()
@@ -68,7 +99,9 @@ class Replica(LLMServer):
             told = f"acceptance length {length:.2f} over {self._own['acceptance_floor_s']:g} s is below the floor of {self._own['acceptance_floor']:g}"
             if self._own["recycle"]:
                 raise RuntimeError(told)
-            print(told, flush=True)
+            if now_s - self._told_floor_s > self._own["acceptance_floor_s"]:
+                self._told_floor_s = now_s
+                LOGGER.warning("%s", told)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What an autoscaling policy may look at: running and waiting requests, and the acceptance length once there is one."""
@@ -87,6 +120,10 @@ class Engine(VLLMEngine):
         if os.path.isdir(self.llm_config.model_loading_config.model_source):
             self.llm_config.get_or_create_callback().ctx.run_init_node = False
         await super().start()
+
+    def is_dead(self) -> bool:
+        """Whether it answers nothing any more."""
+        return self._engine_client.errored
 
     def unfinished(self) -> int:
         """Requests that it has."""
