@@ -23,5 +23,5 @@ def build(arguments: dict[str, Any]) -> Application:
     from raysd.backends.serve_replica import Replica, parsed
 
     told = arguments["llm_config"]
-    config = LLMConfig(**{**told, "engine_kwargs": parsed(told["engine_kwargs"])})
+    config = LLMConfig(**{**told, "engine_kwargs": told["engine_kwargs"] | parsed(arguments["engine_flags"])})
     return build_llm_deployment(config, bind_kwargs={"own": arguments["replica"]}, deployment_cls=serve.ingress()(Replica))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import functools
 import logging
@@ -27,7 +28,6 @@ from raysd.backends.devices import engine_environment
 from raysd.deployment.guard import Guard, read_keys
 from raysd.deployment.vitals import Vitals
 
-
 WATCH_S = 0.25
 LAST_WORDS_S = 1.0
 """For errors to reach the clients of requests that a dead engine had."""
@@ -35,18 +35,20 @@ LOGGER = logging.getLogger("ray.serve")
 """Its lines are in the replica's log, which Serve keeps."""
 
 
-def parsed(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Engine arguments with those given as text read by vLLM's own command line, as they are when a sweep's engine starts. Raises ValueError for what it refuses."""
+def parsed(flags: list[str]) -> dict[str, Any]:
+    """Words of vLLM's command line as arguments of its Python classes, read by its own parser as when a sweep's engine starts. Raises ValueError for what it refuses."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import FrontendArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    parser = FlexibleArgumentParser(exit_on_error=False)
-    FrontendArgs.add_cli_args(parser)
-    AsyncEngineArgs.add_cli_args(parser)
-    texts = {name: value for name, value in arguments.items() if isinstance(value, str)}
-    read = parser.parse_args([word for name, value in texts.items() for word in (f"--{name.replace('_', '-')}", value)])
-    return arguments | {name: getattr(read, name) for name in texts}
+    parser = AsyncEngineArgs.add_cli_args(FrontendArgs.add_cli_args(FlexibleArgumentParser(exit_on_error=False)))
+    unasked = object()
+    read = argparse.Namespace(**{action.dest: unasked for action in parser._actions})  # what is there already takes no default
+    try:
+        parser.parse_args(flags, read)
+    except (argparse.ArgumentError, SystemExit) as err:
+        raise ValueError(f"vLLM refuses sweep.engine.extra_args {' '.join(flags)}: {err}") from err
+    return {name: value for name, value in vars(read).items() if value is not unasked}
 
 
 class Replica(LLMServer):

@@ -7,7 +7,7 @@ from typing import Any
 from raysd.experiment import Experiment
 from raysd.experiment.serve import ServeSection
 from raysd.hardware.catalogue import CPU, find_machine
-from raysd.sweep.engine import EngineSpec, engine_arguments, speculative_config
+from raysd.sweep.engine import EngineSpec, engine_arguments, extra_flags, speculative_config
 
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 10.0
 
@@ -31,9 +31,10 @@ def cpus_of_rank(experiment: Experiment, spec: EngineSpec, cores: int) -> int:
 
 
 def application_arguments(experiment: Experiment, spec: EngineSpec, cores: int) -> dict[str, Any]:
-    """All that the application is built from, JSON-ready: `llm_config`, the arguments of Ray's LLMConfig, and `replica`, what raysd's own replica is told."""
+    """All that the application is built from, JSON-ready: `llm_config`, the arguments of Ray's LLMConfig; `engine_flags`, words of vLLM's command line that add to
+    its `engine_kwargs` what the experiment's `extra_args` say; and `replica`, what raysd's own replica is told."""
     section = serve_section(experiment)
-    return {"llm_config": llm_config(experiment, spec, cores),
+    return {"llm_config": llm_config(experiment, spec, cores), "engine_flags": extra_flags(spec.settings),
             "replica": {"api_keys_env": section.api_keys_env, "max_body_bytes": section.max_body_bytes, "stuck_after_s": section.stuck_after_s,
                         "acceptance_floor": section.acceptance_floor, "acceptance_floor_s": 60 * section.acceptance_floor_minutes, "recycle": section.recycle,
                         "cpus": cpus_of_rank(experiment, spec, cores) * spec.tensor_parallel if spec.hardware == CPU else None}}

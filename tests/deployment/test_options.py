@@ -37,22 +37,25 @@ def config_of(experiment, draft: Path | None = DRAFT) -> dict[str, Any]:
 
 
 def test_the_engine_that_is_served_is_the_one_that_was_measured(loaded):
-    engine = {"max_num_seqs": 64, "enforce_eager": True, "extra_args": {"attention-backend": "TRITON_ATTN", "kv-cache-dtype": "fp8", "block_size": 32},
+    engine = {"max_num_seqs": 64, "enforce_eager": True, "extra_args": {"attention-backend": "TRITON_ATTN", "kv-cache-dtype": "fp8"},
               "draft_args": {"attention_backend": "TRITON_ATTN", "draft_tensor_parallel_size": 1}}
     experiment = loaded(hardware=MI355X, target={"model": "./target", "max_model_len": 512, "tensor_parallel": 4}, sweep={"engine": engine})
-    told, command = config_of(experiment)["engine_kwargs"], server_command(spec_of(experiment), 1)
-    measured = {}
+    told, command = application_arguments(experiment, spec_of(experiment), CORES), server_command(spec_of(experiment), 1)
+    measured: dict[str, Any] = {}
     for word, after in zip(command, [*command[1:], "--"], strict=True):
         if word.startswith("--"):
-            measured[word[2:].replace("-", "_")] = after if not after.startswith("--") else True
-    speculation = told.pop("speculative_config")
+            name, _, value = word[2:].partition("=")
+            measured[name.replace("-", "_")] = value or (after if not after.startswith("--") else True)
+    kwargs = told["llm_config"]["engine_kwargs"]
+    speculation = kwargs.pop("speculative_config")
     assert json.loads(measured.pop("speculative_config")) == speculation
     assert speculation == {"method": "eagle3", "model": str(DRAFT), "num_speculative_tokens": 3, "use_local_argmax_reduction": True,
                            "attention_backend": "TRITON_ATTN", "draft_tensor_parallel_size": 1}
-    assert told.pop("enable_prefix_caching") is False and measured.pop("no_enable_prefix_caching")
+    assert kwargs.pop("enable_prefix_caching") is False and measured.pop("no_enable_prefix_caching")
+    assert told["engine_flags"] == ["--attention-backend=TRITON_ATTN", "--kv-cache-dtype=fp8"]
     for name in ("model", "served_model_name", "host", "port", "disable_uvicorn_access_log", "per_request_spec_decode_metrics"):
         measured.pop(name, None)
-    assert {name: str(value) for name, value in told.items()} == {name: str(value) for name, value in measured.items()}
+    assert {name: str(value) for name, value in kwargs.items()} | {"attention_backend": "TRITON_ATTN", "kv_cache_dtype": "fp8"} == {name: str(value) for name, value in measured.items()}
 
 
 def test_ranks_share_a_node_and_each_has_an_accelerator_of_the_kind(loaded):
