@@ -445,7 +445,7 @@ def _serve(args: argparse.Namespace) -> int:
             display.note(f"not checked: {line}")
         config = serve_config(experiment, served.spec, len(os.sched_getaffinity(0)))
         if args.dry_run:
-            print(config_text(config), end="", flush=True)
+            print(config_text(experiment, config), end="", flush=True)
             return 0
         from raysd.backends.serve_cluster import serve_here, serve_on
 

@@ -15,7 +15,7 @@ from typing import Any
 from raysd.backends.local_ray import local_ray
 from raysd.backends.ray_jobs import CALL_TIMEOUT_S, PACKAGE, check_reachable, explained, within
 from raysd.backends.vllm_server import free_port
-from raysd.deployment.cluster import WITHOUT_HAPROXY, cluster_variables
+from raysd.deployment.cluster import HAPROXY, WITHOUT_HAPROXY, cluster_variables
 from raysd.deployment.guard import read_keys
 from raysd.deployment.options import serve_section
 from raysd.errors import EngineError, ExperimentError
@@ -193,4 +193,4 @@ def _start(cluster: ServeCluster, experiment: Experiment, config: dict[str, Any]
     cluster.deploy(config)
     cluster.wait_until_running(config["applications"][0]["name"], (serve_section(experiment).engine or experiment.sweep.engine).start_timeout_s, tell)
     if not cluster.has_haproxy():
-        tell(WITHOUT_HAPROXY)
+        tell(f"the cluster's nodes were started without {HAPROXY}=1: {WITHOUT_HAPROXY}")

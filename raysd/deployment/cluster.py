@@ -7,8 +7,7 @@ import math
 from raysd.experiment.serve import ServeSection
 
 HAPROXY = "RAY_SERVE_ENABLE_HA_PROXY"
-WITHOUT_HAPROXY = ("the cluster's nodes were started without RAY_SERVE_ENABLE_HA_PROXY=1: requests pass Serve's own proxy, written in Python, instead of HAProxy; "
-                   "each chunk of an answer costs a hop and its time on a core of the head")
+WITHOUT_HAPROXY = "requests pass Serve's own proxy, written in Python, instead of HAProxy, and each chunk of an answer takes its time on a core there"
 
 
 def cluster_variables(section: ServeSection) -> dict[str, str]:

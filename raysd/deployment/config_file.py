@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from raysd.deployment.cluster import WITHOUT_HAPROXY, cluster_variables
 from raysd.deployment.options import application_arguments, serve_section
 from raysd.experiment import Experiment
 from raysd.experiment.serve import is_loopback
@@ -23,6 +24,13 @@ def serve_config(experiment: Experiment, spec: EngineSpec, cores: int) -> dict[s
                               "args": application_arguments(experiment, spec, cores)}]}
 
 
-def config_text(config: dict[str, Any]) -> str:
-    """The file."""
-    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=1000)
+def config_text(experiment: Experiment, config: dict[str, Any]) -> str:
+    """The file, with what the cluster must have on top."""
+    section = serve_section(experiment)
+    words = ["For `serve deploy FILE`, or as serveConfigV2 of a RayService. Every node needs raysd, and the folders that are named below.",
+             "To be set on every node before Ray starts there:",
+             *(f"    {name}={value}" for name, value in cluster_variables(section).items()),
+             f"Without the first, {WITHOUT_HAPROXY}."]
+    if section.api_keys_env is not None:
+        words.append(f"The API keys are read from {section.api_keys_env} on the nodes, and are in no file.")
+    return "".join(f"# {line}\n" for line in words) + yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=1000)

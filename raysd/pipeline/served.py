@@ -37,7 +37,8 @@ class Served:
 
 
 def what_to_serve(experiment: Experiment, planned: Sequence[PlannedStage], store: Store, asked: Arm | None, fetch: bool, progress: Progress) -> Served:
-    """The engine of the arm asked for, or of the one that the experiment serves. asked: of the command line; fetch: whether a target of the hub is brought here.
+    """The engine of the arm asked for, or of the one that the experiment serves. asked: of the command line; fetch: whether it
+    is served by this machine, and a target of the hub brought here.
 
     Raises ExperimentError for an arm that the experiment has no draft for, and for a draft that does not fit the target; ArtifactError if its stage was not run.
     """
@@ -53,6 +54,8 @@ def what_to_serve(experiment: Experiment, planned: Sequence[PlannedStage], store
     shape = read_shape(target) if (target / "config.json").is_file() else None
     draft = _draft(experiment, planned, store, arm, shape)
     unchecked = [] if shape is not None or draft is None else [f"whether the draft fits the target: {target} is not on this machine"]
+    if draft is not None and store.home.remote and not fetch and draft != experiment.draft.checkpoint:
+        unchecked.append(f"whether the nodes have {draft}, this machine's copy of what is in {store.uri}; put it there under the same path")
     settings = section.engine or experiment.sweep.engine
     return Served(arm, engine_spec(experiment, target, draft, section.k or experiment.sweep.k[0], settings), unchecked)
 

@@ -132,7 +132,9 @@ def test_serve_and_kuberay_take_the_file(loaded):
     from ray.serve.schema import ServeDeploySchema
 
     experiment = loaded(serve={"host": "0.0.0.0", "port": 8123, "api_keys_env": "RAYSD_API_KEYS", "route": "/llm", "longest_answer_s": 300})
-    document = yaml.safe_load(config_text(serve_config(experiment, spec_of(experiment), CORES)))
+    text = config_text(experiment, serve_config(experiment, spec_of(experiment), CORES))
+    document = yaml.safe_load(text)
+    assert "#     RAY_SERVE_ENABLE_HA_PROXY=1\n" in text and "#     RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S=300\n" in text
     schema = ServeDeploySchema.model_validate(document)
     assert (schema.http_options.host, schema.http_options.port, schema.http_options.request_timeout_s) == ("0.0.0.0", 8123, 300)
     (application,) = schema.applications
