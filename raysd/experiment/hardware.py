@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
+from packaging.version import InvalidVersion, Version
 from pydantic import Field, field_validator
 
 from raysd.experiment.section import Placement, Section
@@ -13,6 +14,14 @@ SECRET_NAME = re.compile(r"SECRET|(^|_)(TOKEN|PASSWORD|CREDENTIALS?|ACCESS_KEY(_
 """Names of variables that hold a secret."""
 
 StageName = Literal["capture", "train", "quantize", "sweep", "report"]
+
+
+def read_version(text: str) -> Version:
+    """A version as Python packages have it. Raises ValueError for anything else."""
+    try:
+        return Version(text)
+    except InvalidVersion:
+        raise ValueError(f"{text!r} is no version; write it as 0.24.0, 0.24.1rc1.dev12 or 0.24.0+rocm722") from None
 
 
 class StageResources(Section):
@@ -36,6 +45,8 @@ class StageResources(Section):
 class HardwareSection(Section):
     name: str = "cpu"
     """A short name of the catalogue (`raysd/hardware/hardware.yaml`), or `cpu` for vLLM's CPU build."""
+    vllm: Placement[str | None] = None
+    """The vLLM version on the cluster, for instance `0.24.0`, which `raysd doctor` checks the experiment against; null: the installed one."""
     resources: Placement[dict[StageName, StageResources]] = {}
     """Stage name to resources; a stage that is not named asks for nothing and runs on the head node."""
     env: Placement[dict[Annotated[str, Field(pattern="^[A-Za-z_][A-Za-z0-9_]*$")], str]] = {}
@@ -48,6 +59,13 @@ class HardwareSection(Section):
     def of_stage(self, stage: str) -> StageResources:
         """What a stage's job asks for."""
         return self.resources.get(stage, StageResources())
+
+    @field_validator("vllm")
+    @classmethod
+    def _a_version(cls, vllm: str | None) -> str | None:
+        if vllm is not None:
+            read_version(vllm)
+        return vllm
 
     @field_validator("env")
     @classmethod

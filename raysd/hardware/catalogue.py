@@ -21,6 +21,10 @@ class Machine:
     """None: not known here, so not checked."""
     accelerator_type: str | None = None
     """What Ray calls its accelerators; None for `cpu`."""
+    gfx: str | None = None
+    """What ROCm calls its GPUs' architecture, such as gfx950; None: none of AMD's, or not known here."""
+    memory_bytes: int | None = None
+    """Of one GPU; None: not known here."""
 
 
 def find_machine(name: str) -> Machine:
@@ -38,5 +42,6 @@ def _machines() -> dict[str, Machine]:
     import yaml
 
     listed = yaml.safe_load(CATALOGUE.read_text(encoding="utf-8"))
-    machines = [Machine(name=facts["name"], gpus_per_node=facts.get("gpus_per_node"), accelerator_type=listed_as) for listed_as, facts in listed.items()]
+    machines = [Machine(name=facts["name"], gpus_per_node=facts.get("gpus_per_node"), accelerator_type=listed_as, gfx=facts.get("gfx"),
+                        memory_bytes=None if facts.get("memory_bytes") is None else int(facts["memory_bytes"])) for listed_as, facts in listed.items()]
     return {CPU: Machine(CPU, gpus_per_node=0)} | {machine.name: machine for machine in machines}

@@ -1,0 +1,181 @@
+"""All that checks look at: an experiment, the vLLM that is to run it, its machine, and what is known of its target and its draft."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from packaging.version import Version
+
+from raysd.checks.attention import Kind, Platform, backends_of, kind_of, platform_of
+from raysd.checks.kv_blocks import BlockSizes
+from raysd.checks.releases import has_environment, has_speculative
+from raysd.experiment import Experiment
+from raysd.experiment.sweep import EngineSettings
+from raysd.hardware.catalogue import Machine
+
+
+class VllmProbe(BlockSizes, Protocol):
+    """What the installed vLLM says of itself."""
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def speculative_fields(self) -> frozenset[str]:
+        """The keys of `speculative_config`."""
+
+    @property
+    def environment_names(self) -> frozenset[str]:
+        """The environment variables that vLLM reads."""
+
+    def takes_eagle3(self, architecture: str) -> bool | None:
+        """Whether a target of this architecture hands its hidden states to an Eagle3 draft; None: vLLM has no such model."""
+
+    def cpu_latent_backend(self) -> str:
+        """Which backend MLA gets on this machine's CPU."""
+
+    def aiter_mla_takes_heads(self, heads: int) -> bool:
+        """Whether AITER's MLA kernels work on so many query heads of one rank."""
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """One kind of engine that the experiment starts: the sweep's, or the one that is served."""
+
+    place: str
+    """Where its settings stand: `sweep.engine` or `serve.engine`."""
+    settings: EngineSettings
+    ks: tuple[int, ...]
+    """Tokens drafted per verify step; empty: nothing drafts."""
+    k_field: str
+    """Where they stand."""
+    machine_env: Mapping[str, str]
+    """`hardware.env`."""
+    prefix_caching: bool = False
+
+    @property
+    def drafts(self) -> bool:
+        return bool(self.ks)
+
+    @cached_property
+    def env(self) -> dict[str, str]:
+        """The variables that the experiment sets for its processes."""
+        return {**self.machine_env, **self.settings.env}
+
+    def env_field(self, name: str) -> str:
+        """Where a variable stands, or would."""
+        return f"hardware.env.{name}" if name in self.machine_env and name not in self.settings.env else f"{self.place}.env.{name}"
+
+    @cached_property
+    def arguments(self) -> dict[str, str | int | float | bool]:
+        """`extra_args` by plain name: `{no-x: true}` is `{x: false}`."""
+        plain: dict[str, str | int | float | bool] = {}
+        for name, value in self.settings.extra_args.items():
+            name = name.strip("-").replace("_", "-")
+            if name.startswith("no-") and isinstance(value, bool):
+                name, value = name.removeprefix("no-"), not value
+            plain[name] = value
+        return plain
+
+    def argument(self, name: str) -> Any:
+        """An argument of vLLM's server; None if the experiment does not give it."""
+        return self.arguments.get(name)
+
+    def draft_argument(self, name: str) -> Any:
+        """A key of `speculative_config` that the experiment gives; None if it does not."""
+        return next((value for given, value in self.settings.draft_args.items() if given.replace("-", "_") == name), None)
+
+    def field(self, name: str) -> str:
+        """Where an argument stands, or would."""
+        return f"{self.place}.extra_args.{name}"
+
+    def draft_field(self, name: str) -> str:
+        """Where a key of `speculative_config` stands, or would."""
+        return f"{self.place}.draft_args.{name}"
+
+    @property
+    def fp8_kv(self) -> bool:
+        return str(self.argument("kv-cache-dtype")).startswith("fp8")
+
+
+@dataclass(frozen=True)
+class Facts:
+    experiment: Experiment
+    vllm: Version | None
+    """The version that is to run it; None: nobody said, and none is installed."""
+    machine: Machine
+    target: Mapping[str, Any] | None
+    """The target's config.json, from its files or as far as it is published; None: neither is at hand."""
+    draft: Mapping[str, Any] | None
+    """The finished draft's config.json; None: none is named, or its files are not on this machine."""
+    probe: VllmProbe | None
+    """None: the version asked about is not the installed one."""
+    engines: tuple[EngineFacts, ...]
+    draft_misfit: Exception | None = None
+    """What check_draft_fit says of the draft and the target on disk; None: they fit, or one of the two is not on disk."""
+    has_chat_template: bool | None = None
+    """Of the target; None: its files are not on this machine."""
+
+    @property
+    def platform(self) -> Platform | None:
+        """vLLM's; None: not known."""
+        return platform_of(self.machine.name, self.machine.gfx)
+
+    @property
+    def rocm(self) -> bool:
+        return self.platform == "rocm"
+
+    @property
+    def drafting(self) -> tuple[EngineFacts, ...]:
+        """Those of the engines that draft."""
+        return tuple(engine for engine in self.engines if engine.drafts)
+
+    @property
+    def tensor_parallel(self) -> int:
+        return self.experiment.target.tensor_parallel
+
+    @property
+    def target_kind(self) -> Kind | None:
+        """The target's kind of attention; None: not known."""
+        return None if self.target is None else kind_of(self.target)
+
+    @property
+    def words(self) -> str:
+        """The vLLM, in words."""
+        return "this vLLM" if self.vllm is None else f"vLLM {self.vllm}"
+
+    @property
+    def base(self) -> Version | None:
+        """The release that the version belongs to: a nightly before 0.24.0 counts as it."""
+        return None if self.vllm is None else Version(self.vllm.base_version)
+
+    def before(self, release: str) -> bool:
+        """Whether the version is known, and older than a release."""
+        return self.base is not None and self.base < Version(release)
+
+    def has_speculative(self, name: str) -> bool | None:
+        """Whether `speculative_config` has a key: by the installed vLLM, else by the table; None: not known."""
+        if self.probe is not None:
+            return name in self.probe.speculative_fields
+        return None if self.base is None else has_speculative(name, self.base)
+
+    def has_environment(self, name: str) -> bool | None:
+        """Whether vLLM reads a variable, likewise."""
+        if self.probe is not None:
+            return name in self.probe.environment_names
+        return None if self.base is None else has_environment(name, self.base)
+
+    def target_backends(self, engine: EngineFacts) -> tuple[str, ...]:
+        """The attention backends of the target's layers; empty: not known."""
+        if self.target_kind is None or self.platform is None:
+            return ()
+        named = engine.argument("attention-backend")
+        return backends_of(self.target_kind, self.platform, None if named is None else str(named), engine.env)
+
+    def is_target(self, *names: str) -> bool:
+        """Whether the target's id or folder is called so: the last part of it begins with one of the names, whatever its case."""
+        last = self.experiment.target.model.rstrip("/").rpartition("/")[2].lower()
+        return last.startswith(tuple(name.lower() for name in names))
