@@ -32,7 +32,7 @@ def test_an_unshared_draft_of_many_heads_nearly_doubles_the_cache_of_a_target_wi
     assert whole.draft_kv_per_token / whole.target_kv_per_token > 0.9
     assert shared.draft_kv_per_token == whole.draft_kv_per_token / 4
     assert shared.kv_tokens > 1.5 * whole.kv_tokens
-    assert whole.draft_weights > 3.5 * shared.draft_weights
+    assert whole.draft_weights > 3 * shared.draft_weights  # but for fc, which every rank holds
 
 
 def test_the_parts_add_up_to_what_the_engine_may_take():
