@@ -13,10 +13,13 @@ from packaging.version import Version
 from raysd.checks.draft_fit import check_draft_fit
 from raysd.checks.facts import EngineFacts, Facts, VllmProbe
 from raysd.checks.findings import SEVERITIES, Finding
+from raysd.checks.requirements import asked_for, clashes
+from raysd.checks.requirements import installed as installed_packages
 from raysd.errors import ExperimentError, RaysdError
 from raysd.experiment import Experiment
 from raysd.experiment.hardware import read_version
 from raysd.hardware.catalogue import find_machine
+from raysd.target.known import known_target
 from raysd.target.locate import read_config
 from raysd.target.pypi_asset import cached_asset, parse_asset
 from raysd.target.shape import read_shape
@@ -32,12 +35,15 @@ def facts_of(experiment: Experiment, asked: str | None = None, installed: str | 
     """
     vllm = _version(asked, "--vllm") or _version(experiment.hardware.vllm, "hardware.vllm") or (None if installed is None else Version(installed))
     is_installed = installed is not None and vllm == Version(installed)
-    target, draft = _target_folder(experiment), experiment.draft.checkpoint
+    target, draft, versions = _target_folder(experiment), experiment.draft.checkpoint, installed_packages()
+    draft = draft if draft is not None and (draft / "config.json").is_file() else None
+    published = known_target(experiment.target.model) if target is None else None
     return Facts(experiment=experiment, vllm=vllm, machine=find_machine(experiment.hardware.name), probe=probe if is_installed else None,
-                 target=None if target is None else read_config(target, "target.model"),
-                 draft=None if draft is None or not (draft / "config.json").is_file() else read_config(draft, "draft.checkpoint"),
-                 engines=engines_of(experiment), draft_misfit=_misfit(experiment, target, draft),
-                 has_chat_template=None if target is None else _has_chat_template(experiment, target))
+                 target=read_config(target, "target.model") if target is not None else published and published.config,
+                 draft=None if draft is None else read_config(draft, "draft.checkpoint"), engines=engines_of(experiment),
+                 target_folder=target, draft_folder=draft, draft_misfit=_misfit(experiment, target, draft),
+                 has_chat_template=None if target is None else _has_chat_template(experiment, target),
+                 packages=versions, clashes=tuple(clashes(versions, asked_for())))
 
 
 def engines_of(experiment: Experiment) -> tuple[EngineFacts, ...]:
@@ -99,7 +105,7 @@ def _target_folder(experiment: Experiment) -> Path | None:
 
 def _misfit(experiment: Experiment, target: Path | None, draft: Path | None) -> RaysdError | None:
     """Why a finished draft is not this target's, where both are on this machine."""
-    if target is None or draft is None or not draft.is_dir():
+    if target is None or draft is None:
         return None
     try:
         check_draft_fit(draft, read_shape(target), experiment.draft.layer_ids, quantizes=experiment.quantize is not None)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 from packaging.version import Version
 
-from raysd.checks.attention import Kind, Platform, backends_of, kind_of, platform_of
+from raysd.checks.attention import Kind, Platform, backends_of, is_on, kind_of, platform_of, text_part
 from raysd.checks.kv_blocks import BlockSizes
 from raysd.checks.releases import has_environment, has_speculative
+from raysd.errors import RaysdError
 from raysd.experiment import Experiment
 from raysd.experiment.sweep import EngineSettings
 from raysd.hardware.catalogue import Machine
@@ -96,6 +98,10 @@ class EngineFacts:
         """Where a key of `speculative_config` stands, or would."""
         return f"{self.place}.draft_args.{name}"
 
+    def is_on(self, name: str, default: bool) -> bool:
+        """A switch among the variables."""
+        return is_on(self.env, name, default)
+
     @property
     def fp8_kv(self) -> bool:
         return str(self.argument("kv-cache-dtype")).startswith("fp8")
@@ -114,10 +120,18 @@ class Facts:
     probe: VllmProbe | None
     """None: the version asked about is not the installed one."""
     engines: tuple[EngineFacts, ...]
-    draft_misfit: Exception | None = None
+    target_folder: Path | None = None
+    """The target's files; None: they are not on this machine."""
+    draft_folder: Path | None = None
+    """The finished draft's files; None: none is named, or they are not on this machine."""
+    draft_misfit: RaysdError | None = None
     """What check_draft_fit says of the draft and the target on disk; None: they fit, or one of the two is not on disk."""
     has_chat_template: bool | None = None
     """Of the target; None: its files are not on this machine."""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Versions of what is installed on this machine, by the packages' names."""
+    clashes: tuple[str, ...] = ()
+    """What installed packages ask of each other and do not find, in words."""
 
     @property
     def platform(self) -> Platform | None:
@@ -174,6 +188,32 @@ class Facts:
             return ()
         named = engine.argument("attention-backend")
         return backends_of(self.target_kind, self.platform, None if named is None else str(named), engine.env)
+
+    @property
+    def latent_draft(self) -> bool:
+        """Whether the draft has MLA."""
+        if self.draft is not None:
+            return self.draft.get("kv_lora_rank") is not None
+        section = self.experiment.draft
+        return section.checkpoint is None and (section.attention or self.target_kind) in ("latent", "latent_sparse")
+
+    @property
+    def quantization(self) -> Mapping[str, Any]:
+        """The target's quantization_config; empty: it has none, or it is not known."""
+        target = self.target or {}
+        found = target.get("quantization_config") or text_part(target).get("quantization_config")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def mxfp4(self) -> bool:
+        """Whether the target's weights are MXFP4, by its config.json or its name."""
+        weight = (self.quantization.get("global_quant_config") or {}).get("weight")
+        dtypes = [part.get("dtype") for part in (weight if isinstance(weight, list) else [weight]) if isinstance(part, dict)]
+        return "fp4" in dtypes or self.quantization.get("quant_method") == "mxfp4" or "mxfp4" in self.experiment.target.model.lower()
+
+    def on_aiter_mla(self, engine: EngineFacts) -> bool:
+        """Whether the target's attention is AITER's MLA."""
+        return self.rocm and "ROCM_AITER_MLA" in self.target_backends(engine)
 
     def is_target(self, *names: str) -> bool:
         """Whether the target's id or folder is called so: the last part of it begins with one of the names, whatever its case."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from raysd.checks.facts import EngineFacts, Facts
+from raysd.checks.facts import Facts
 from raysd.checks.findings import Finding, error, info, not_checked, warning
 from raysd.checks.registry import check
 from raysd.checks.releases import first_with_speculative
@@ -34,7 +34,7 @@ def keys(facts: Facts) -> Iterable[Finding]:
 
 @check("draft-backend-unset", "A draft whose attention backend is left to vLLM, which takes a slow one on ROCm", "https://github.com/vllm-project/vllm/issues/46596")
 def draft_backend(facts: Facts) -> Iterable[Finding]:
-    for engine in facts.drafting if facts.rocm and not _latent_draft(facts) else ():
+    for engine in facts.drafting if facts.rocm and not facts.latent_draft else ():
         if engine.draft_argument("attention_backend") is None:
             if facts.has_speculative("attention_backend") is False:
                 yield warning(engine.draft_field("attention_backend"), f"the draft's attention runs on ROCM_ATTN, which is slow, and {facts.words} has no way to choose another for it",
@@ -56,7 +56,7 @@ def draft_flash(facts: Facts) -> Iterable[Finding]:
 def k_of_aiter(facts: Facts) -> Iterable[Finding]:
     for engine in facts.drafting if facts.rocm else ():
         for k in engine.ks:
-            if k in AITER_KS or not _on_aiter_mla(facts, engine):
+            if k in AITER_KS or not facts.on_aiter_mla(engine):
                 continue
             if facts.vllm is not None and not facts.before(NEW_VERIFY):
                 yield info(engine.k_field, f"k = {k}: before vLLM {NEW_VERIFY} AITER MLA verified such drafts wrongly; the step has been written anew since, and k = 3 is what is published",
@@ -73,7 +73,7 @@ def k_of_aiter(facts: Facts) -> Iterable[Finding]:
 def k_on_fp8(facts: Facts) -> Iterable[Finding]:
     for engine in facts.drafting if facts.rocm else ():
         for k in engine.ks:
-            if k <= FP8_KS or not engine.fp8_kv or not _on_aiter_mla(facts, engine):
+            if k <= FP8_KS or not engine.fp8_kv or not facts.on_aiter_mla(engine):
                 continue
             if facts.vllm is not None and not facts.before(NEW_VERIFY):
                 yield info(engine.k_field, f"k = {k} on an FP8 KV cache: AITER's own kernels end at k = {FP8_KS}, and longer steps run one row for each token", f"measure k = {FP8_KS} beside it")
@@ -81,14 +81,3 @@ def k_on_fp8(facts: Facts) -> Iterable[Finding]:
                 yield error(engine.k_field, f"k = {k} on an FP8 KV cache: AITER MLA stops with `only support fp8 mla decoding for qo_len <= 4`",
                             f"use at most {FP8_KS}, or a KV cache in the target's own type")
 
-
-def _on_aiter_mla(facts: Facts, engine: EngineFacts) -> bool:
-    return "ROCM_AITER_MLA" in facts.target_backends(engine)
-
-
-def _latent_draft(facts: Facts) -> bool:
-    """Whether the draft has MLA, whose backend is not one of those for grouped attention."""
-    if facts.draft is not None:
-        return facts.draft.get("kv_lora_rank") is not None
-    section = facts.experiment.draft
-    return section.checkpoint is None and (section.attention or facts.target_kind) in ("latent", "latent_sparse")
