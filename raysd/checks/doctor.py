@@ -35,15 +35,14 @@ def facts_of(experiment: Experiment, asked: str | None = None, installed: str | 
     """
     vllm = _version(asked, "--vllm") or _version(experiment.hardware.vllm, "hardware.vllm") or (None if installed is None else Version(installed))
     is_installed = installed is not None and vllm == Version(installed)
-    target, draft, versions = _target_folder(experiment), experiment.draft.checkpoint, installed_packages()
-    draft = draft if draft is not None and (draft / "config.json").is_file() else None
-    published = known_target(experiment.target.model) if target is None else None
+    target, draft = _target_folder(experiment), experiment.draft.checkpoint
+    known = known_target(experiment.target.model)
     return Facts(experiment=experiment, vllm=vllm, machine=find_machine(experiment.hardware.name), probe=probe if is_installed else None,
-                 target=read_config(target, "target.model") if target is not None else published and published.config,
-                 draft=None if draft is None else read_config(draft, "draft.checkpoint"), engines=engines_of(experiment),
-                 target_folder=target, draft_folder=draft, draft_misfit=_misfit(experiment, target, draft),
-                 has_chat_template=None if target is None else _has_chat_template(experiment, target),
-                 packages=versions, clashes=tuple(clashes(versions, asked_for())))
+                 target=read_config(target, "target.model") if target is not None else None if known is None else known.config,
+                 target_weights=_weight_bytes(target) or (None if known is None else known.weight_bytes), draft_weights=_weight_bytes(draft),
+                 draft=None if draft is None or not (draft / "config.json").is_file() else read_config(draft, "draft.checkpoint"),
+                 engines=engines_of(experiment), draft_misfit=_misfit(experiment, target, draft),
+                 has_chat_template=None if target is None else _has_chat_template(experiment, target))
 
 
 def engines_of(experiment: Experiment) -> tuple[EngineFacts, ...]:
@@ -112,6 +111,18 @@ def _misfit(experiment: Experiment, target: Path | None, draft: Path | None) -> 
     except RaysdError as err:
         return err
     return None
+
+
+def _weight_bytes(folder: Path | None) -> int | None:
+    """Of a checkpoint's weight files, by its index if it has one, for not all of them need be here; None: there are none."""
+    if folder is None or not folder.is_dir():
+        return None
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        total = json.loads(index.read_text(encoding="utf-8")).get("metadata", {}).get("total_size")
+        if total is not None:
+            return int(total)
+    return sum(path.stat().st_size for path in (*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin"))) or None
 
 
 def _has_chat_template(experiment: Experiment, target: Path) -> bool:

@@ -10,13 +10,15 @@ from typing import Any, Protocol
 
 from packaging.version import Version
 
-from raysd.checks.attention import Kind, Platform, backends_of, is_on, kind_of, platform_of, text_part
+from raysd.checks.attention import Kind, Platform, backends_of, kind_of, platform_of
+from raysd.checks.draft_plan import planned_draft
 from raysd.checks.kv_blocks import BlockSizes
 from raysd.checks.releases import has_environment, has_speculative
 from raysd.errors import RaysdError
 from raysd.experiment import Experiment
 from raysd.experiment.sweep import EngineSettings
 from raysd.hardware.catalogue import Machine
+from raysd.target.known import known_draft
 
 
 class VllmProbe(BlockSizes, Protocol):
@@ -120,11 +122,11 @@ class Facts:
     probe: VllmProbe | None
     """None: the version asked about is not the installed one."""
     engines: tuple[EngineFacts, ...]
-    target_folder: Path | None = None
-    """The target's files; None: they are not on this machine."""
-    draft_folder: Path | None = None
-    """The finished draft's files; None: none is named, or they are not on this machine."""
-    draft_misfit: RaysdError | None = None
+    target_weights: int | None = None
+    """Bytes of the target's weight files, on disk or as published; None: not known."""
+    draft_weights: int | None = None
+    """Of the finished draft's, on disk."""
+    draft_misfit: Exception | None = None
     """What check_draft_fit says of the draft and the target on disk; None: they fit, or one of the two is not on disk."""
     has_chat_template: bool | None = None
     """Of the target; None: its files are not on this machine."""
@@ -187,7 +189,23 @@ class Facts:
         if self.target_kind is None or self.platform is None:
             return ()
         named = engine.argument("attention-backend")
-        return backends_of(self.target_kind, self.platform, None if named is None else str(named), engine.env)
+        latent_on_cpu = self.cpu_latent if self.platform == "cpu" and self.target_kind == "latent" else "CPU_MLA"
+        return backends_of(self.target_kind, self.platform, None if named is None else str(named), engine.env, latent_on_cpu)
+
+    @property
+    def cpu_latent(self) -> str:
+        """What MLA gets on CPUs: of this machine's, the installed vLLM knows whether they have AMX; without it, the backend that any of them has."""
+        return "CPU_MLA" if self.probe is None else self.probe.cpu_latent_backend()
+
+    @cached_property
+    def draft_config(self) -> Mapping[str, Any] | None:
+        """The sizes of the draft that is served, as config.json names them: a finished draft's own, on disk or as published, or those of the one to be trained; None: not known."""
+        section = self.experiment.draft
+        if section.checkpoint is None:
+            return None if self.target is None else planned_draft(section, self.target)
+        if self.draft is None:
+            return known_draft(section.checkpoint.name)
+        return {**(self.draft.get("transformer_layer_config") or {}), **self.draft}  # the Speculators format keeps most of it there
 
     @property
     def latent_draft(self) -> bool:

@@ -10,7 +10,7 @@ from functools import cache
 from raysd.checks.facts import Facts
 from raysd.checks.findings import NOT_CHECKED, SEVERITIES, Finding
 
-MODULES = ("speculation", "quantized", "environment", "devices", "versions", "measuring")
+MODULES = ("kv_cache", "gpu_memory", "tensor_parallel", "speculation", "environment")
 """Of raysd/checks, those whose functions register themselves."""
 
 Find = Callable[[Facts], Iterable[Finding]]

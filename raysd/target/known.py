@@ -9,6 +9,8 @@ from typing import Any
 
 MODELS = Path(__file__).parent / "models.yaml"
 
+LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+
 
 @dataclass(frozen=True)
 class KnownTarget:
@@ -23,6 +25,18 @@ class KnownTarget:
 def known_target(model: str) -> KnownTarget | None:
     """What is published of a Hugging Face id; None: nothing that is listed here. Letters may be large or small, as on the hub."""
     return _checkpoints().get(model.lower())
+
+
+def known_draft(name: str) -> dict[str, Any] | None:
+    """Of a published Eagle3 draft the fields of its config.json that are published; None: it is not listed here. name: the last part of its id."""
+    for architecture in published().values():
+        kind = architecture["drafts"].get(name.lower())
+        if kind is not None:
+            facts, target = architecture[kind], known_config(architecture)
+            sizes = {"num_key_value_heads": facts["kv_heads"], "head_dim": facts["head_dim"]} if "kv_heads" in facts else {name: target[name] for name in LATENT}
+            return {"architectures": [facts["architecture"]], "model_type": "llama" if "kv_heads" in facts else "kimi_k2", "hidden_size": facts["hidden"],
+                    "intermediate_size": facts["intermediate"], "num_attention_heads": facts["heads"], "vocab_size": facts["vocab"], "num_hidden_layers": 1, **sizes}
+    return None
 
 
 def known_config(architecture: dict[str, Any]) -> dict[str, Any]:
