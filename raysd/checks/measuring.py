@@ -13,13 +13,13 @@ BLOG = "https://rocm.blogs.amd.com/artificial-intelligence/eagle3-speculative-de
 
 @check("random-prompts", "Random prompts, and what acceptance means there", BLOG)
 def random_prompts(facts: Facts) -> Iterable[Finding]:
-    for workload in facts.experiment.sweep.workloads if facts.drafting else ():
-        if workload.kind != "random":
-            continue
-        if facts.has_chat_template is False:
-            yield error(workload.place("kind"), "the target has no chat template: on raw random prompts nearly every draft is accepted, and the speed-up is not one", "set target.chat_template")
-        elif facts.experiment.sweep.acceptance.rates is None:
-            yield info(workload.place("kind"), "random prompts are comparable with published tables, and say little about the acceptance that your users will see", "add a workload of real prompts")
+    names = [workload.name for workload in facts.experiment.sweep.workloads if workload.kind == "random"]
+    if not names or not facts.drafting:
+        return
+    if facts.has_chat_template is False:
+        yield error("target.chat_template", "the target has no chat template: on raw random prompts nearly every draft is accepted, and the speed-up is not one", "set target.chat_template")
+    elif facts.experiment.sweep.acceptance.rates is None and len(names) == len(facts.experiment.sweep.workloads):
+        yield info("sweep.workloads", f"{', '.join(names)}: random prompts are comparable with published tables, and say little about the acceptance that your users will see", "add a workload of real prompts")
 
 
 @check("sampling-temperature", "A sweep that samples", "https://github.com/MooreThreads/vllm-musa/pull/40")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from raysd.checks.facts import Facts
 from raysd.checks.findings import Finding, error, info, not_checked, warning
 from raysd.checks.registry import check
 from raysd.checks.releases import first_with_speculative
+from raysd.sweep.engine import engine_spec, speculative_config
 
 AITER_KS = (1, 3, 7)
 """With these k + 1 is a power of two: the lengths of a verify step that AITER's kernels were seen to do right."""
@@ -19,16 +21,19 @@ FP8_KS = 3
 
 @check("speculative-key", "A key of speculative_config that this vLLM does not have", "https://docs.vllm.ai/en/latest/features/speculative_decoding/")
 def keys(facts: Facts) -> Iterable[Finding]:
+    """Of all keys that the engine will be given: the experiment's and raysd's own."""
     for engine in facts.drafting:
-        for name in engine.settings.draft_args:
-            known = facts.has_speculative(name.replace("-", "_"))
-            since = first_with_speculative(name)
+        settings = None if engine.place == "sweep.engine" else engine.settings  # a sweep's engine may be asked for synthetic acceptance
+        for name in speculative_config(engine_spec(facts.experiment, Path(), Path(), engine.ks[0], settings)):
+            given = name in engine.settings.draft_args
+            field, whose = (engine.draft_field(name), "") if given else ("hardware.vllm", ", which raysd sets")
+            known, since = facts.has_speculative(name), first_with_speculative(name)
             if known is False:
                 later = f" (it is there from {since} on)" if since is not None and facts.base is not None and since > facts.base else ""
-                yield error(engine.draft_field(name), f"{facts.words} has no key {name} in its speculative_config{later}, and does not start with one that it does not know",
-                            "remove it, or use a vLLM that has it")
+                yield error(field, f"{facts.words} has no key {name}{whose} in its speculative_config{later}, and does not start with one that it does not know",
+                            "remove it, or use a vLLM that has it" if given else "use a vLLM that has it")
             elif known is None and facts.vllm is not None:
-                yield not_checked(engine.draft_field(name), f"whether the speculative_config of {facts.words} has {name}, raysd's table of releases does not say",
+                yield not_checked(field, f"whether the speculative_config of {facts.words} has {name}{whose}: raysd's table of releases does not say",
                                   "try it, or run the doctor where this vLLM is installed")
 
 

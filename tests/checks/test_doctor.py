@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -34,11 +35,17 @@ RAY = arguments(distributed_executor_backend="ray")
 RANDOM = {"sweep.workloads": [{"name": "1k1k", "kind": "random", "isl": 1024, "osl": 1024}]}
 
 
-class Probe:
-    """An installed vLLM that knows all names, and one target."""
+COMPUTED = ("kv_cache", "gpu_memory", "tensor_parallel")
+"""Checks with tests of their own."""
 
-    version, speculative_fields = "0.32.0", frozenset({"attention_backend", "draft_tensor_parallel_size"})
-    environment_names = frozenset({"VLLM_ROCM_USE_AITER", "VLLM_ROCM_USE_AITER_RMSNORM", "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "VLLM_ALLREDUCE_USE_SYMM_MEM", "VLLM_ENGINE_READY_TIMEOUT_S"})
+
+@dataclass(frozen=True)
+class Probe:
+    """An installed vLLM that knows some names, and one target."""
+
+    version: str = "0.32.0"
+    speculative_fields: frozenset[str] = frozenset({"method", "model", "num_speculative_tokens", "use_local_argmax_reduction", "attention_backend", "draft_tensor_parallel_size"})
+    environment_names: frozenset[str] = frozenset({"VLLM_ROCM_USE_AITER", "VLLM_ROCM_USE_AITER_RMSNORM", "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "VLLM_ALLREDUCE_USE_SYMM_MEM", "VLLM_ENGINE_READY_TIMEOUT_S"})
 
     def takes_eagle3(self, architecture: str) -> bool | None:
         return {"Qwen3ForCausalLM": True, "GPT2LMHeadModel": False}.get(architecture)
@@ -53,6 +60,7 @@ CASES: list[tuple[str, tuple[int, ...], str, tuple[dict, dict], tuple[dict, dict
     ("speculative-key", (), "error", (vllm("0.20.0"), {}), (vllm("0.21.0"), {})),
     ("speculative-key", (), "error", (draft_arguments(kv_cache_dtype="fp8"), {}), (draft_arguments(kv_cache_dtype="fp8") | vllm("0.27.1"), {})),
     ("speculative-key", (), "error", (draft_arguments(draft_lm_head_quantization="fp8") | vllm("0.32.0"), {}), (draft_arguments(draft_lm_head_quantization="fp8") | V2 | vllm("0.33.0"), {})),
+    ("speculative-key", (), "error", (INSTALLED, {"probe": Probe(speculative_fields=PROBE["probe"].speculative_fields - {"use_local_argmax_reduction"})}), (INSTALLED, PROBE)),
     ("speculative-key", (), "error", (draft_arguments(attention_backnd="TRITON_ATTN") | INSTALLED, PROBE), (INSTALLED, PROBE)),
     ("draft-backend-unset", (4,), "warning", (draft_arguments(attention_backend=None), {}), ({}, {})),
     ("draft-backend-unset", (4,), "warning", (draft_arguments(attention_backend=None) | vllm("0.20.0"), {}),
@@ -129,6 +137,7 @@ CASES: list[tuple[str, tuple[int, ...], str, tuple[dict, dict], tuple[dict, dict
     ("fastsafetensors", (38,), "error", (arguments(load_format="fastsafetensors") | INSTALLED, PROBE), (arguments(load_format="fastsafetensors") | INSTALLED, PROBE | {"packages": {"fastsafetensors": "0.1"}})),
     ("random-prompts", (44,), "error", (RANDOM, {"has_chat_template": False}), ({}, {"has_chat_template": False})),
     ("random-prompts", (44,), "info", (RANDOM, {"has_chat_template": True}), (RANDOM | {"sweep.acceptance": {"rates": [0.8, 0.6, 0.4]}}, {"has_chat_template": True})),
+    ("random-prompts", (44,), "info", (RANDOM, {}), ({"sweep.workloads": [*RANDOM["sweep.workloads"], {"name": "report"}]}, {})),
     ("sampling-temperature", (45,), "warning", ({"sweep.temperature": 0.7}, {}), ({"sweep.temperature": 0.7, "sweep.arms": ["none"]}, {})),
     ("tool-parser", (43,), "warning", (arguments(tool_call_parser="kimi_k2"), {}), (arguments(tool_call_parser="hermes"), {})),
     ("async-scheduling", (27,), "warning", (arguments(async_scheduling=True), {}), (arguments(no_async_scheduling=True), {})),
