@@ -6,7 +6,7 @@ import contextlib
 import importlib.metadata
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache, cached_property
 from typing import Any
 
@@ -97,8 +97,13 @@ def _backend_class(name: str) -> Any:
 
 
 @contextlib.contextmanager
-def _quiet():
-    """vLLM logs to stdout, which is for answers, and much: what is worth telling comes as an error."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
+def _quiet() -> Iterator[None]:
+    """vLLM logs to stdout, which is for answers, and much. It reads how much when it is imported; afterwards the environment is as it was, for engines that are started from here."""
+    given = os.environ.get("VLLM_LOGGING_LEVEL")
+    os.environ["VLLM_LOGGING_LEVEL"] = given or "ERROR"
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if given is None:
+            del os.environ["VLLM_LOGGING_LEVEL"]

@@ -130,6 +130,19 @@ def test_the_installed_vllm_lists_its_speculative_fields_and_environment(vllm):
     assert vllm.cpu_latent_backend() in CPU_LATENT
 
 
+def test_the_installed_vllm_is_asked_without_a_trace_on_stdout_or_in_the_environment():
+    import subprocess
+    import sys
+
+    pytest.importorskip("vllm")
+    code = """import os
+from raysd.backends.vllm_probe import InstalledVllm
+before = dict(os.environ)
+InstalledVllm().shared_block(16, ["CPU_MLA", "CPU_ATTN"])
+print(sorted(name for name in {*before, *os.environ} if name.startswith("VLLM_LOGGING") and before.get(name) != os.environ.get(name)))"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
 def test_the_installed_vllm_knows_its_version_before_it_is_imported():
     import subprocess
     import sys
