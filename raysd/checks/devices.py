@@ -52,13 +52,12 @@ def ray_executor(facts: Facts) -> Iterable[Finding]:
                         "remove it: within a node vLLM's own processes (mp) do")
 
 
-@check("cupy", "vLLM's ray executor over several nodes without CuPy for ROCm", "https://github.com/ROCm/vllm/issues/591")
+@check("cupy", "An engine over several nodes without CuPy for ROCm", "https://github.com/ROCm/vllm/issues/591")
 def cupy(facts: Facts) -> Iterable[Finding]:
-    for engine in facts.engines if facts.rocm else ():
-        stages = engine.argument("pipeline-parallel-size") or 1
-        over = isinstance(stages, int) and facts.machine.gpus_per_node is not None and facts.tensor_parallel * stages > facts.machine.gpus_per_node
-        if over and engine.argument("distributed-executor-backend") in (None, "ray"):
-            yield warning(engine.field("distributed-executor-backend"), f"{facts.tensor_parallel} x {stages} GPUs are more than a node has: vLLM then goes by Ray, which needs CuPy, and pip brings the one for CUDA",
+    gpus = facts.machine.gpus_per_node
+    for engine in facts.engines if facts.rocm and gpus is not None and facts.tensor_parallel > gpus else ():
+        if engine.argument("distributed-executor-backend") in (None, "ray"):
+            yield warning(engine.field("distributed-executor-backend"), f"{facts.tensor_parallel} GPUs are more than the {gpus} of a node: vLLM then goes by Ray, which needs CuPy, and pip brings the one for CUDA",
                           "install cupy-rocm-7-0 in the image, or keep an engine inside a node")
 
 

@@ -80,13 +80,6 @@ def draft_size(facts: Facts) -> Iterable[Finding]:
                         f"use 1 or {facts.tensor_parallel}")
 
 
-@check("draft-tp-key", "tensor_parallel_size inside the speculative config", "https://docs.vllm.ai/en/latest/features/speculative_decoding/")
-def draft_key(facts: Facts) -> Iterable[Finding]:
-    for engine in facts.drafting:
-        if engine.draft_argument("tensor_parallel_size") is not None:
-            yield error(engine.draft_field("tensor_parallel_size"), "vLLM refuses tensor_parallel_size inside its speculative_config", "call it draft_tensor_parallel_size")
-
-
 @check("aiter-mla-heads", "Query heads of a device that AITER's MLA does not take, or takes by other kernels", "https://github.com/vllm-project/vllm/pull/51647")
 def aiter_heads(facts: Facts) -> Iterable[Finding]:
     for engine in facts.engines if facts.rocm else ():
