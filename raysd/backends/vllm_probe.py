@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -101,9 +102,12 @@ def _quiet() -> Iterator[None]:
     """vLLM logs to stdout, which is for answers, and much. It reads how much when it is imported; afterwards the environment is as it was, for engines that are started from here."""
     given = os.environ.get("VLLM_LOGGING_LEVEL")
     os.environ["VLLM_LOGGING_LEVEL"] = given or "ERROR"
+    below = logging.root.manager.disable
+    logging.disable(max(below, logging.WARNING))  # what its modules say before its own logging is set up
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
+        logging.disable(below)
         if given is None:
             del os.environ["VLLM_LOGGING_LEVEL"]
