@@ -78,6 +78,14 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--output", metavar="FOLDER", type=Path, help="write the report's files, or the comparison, into this folder, too")
     report.add_argument("--across", metavar="CONDITION", action="append", default=[], help="a condition that A and B are meant to differ in, for instance vllm or hardware; may be repeated")
     report.add_argument("--inferencex", metavar="FOLDER", type=Path, help="write the sweep's cells into this folder as InferenceX has them, raw and agg_; SPEC may then be a sweep's folder")
+    advice = as_json(verb("recommend", _recommend, "Reads a finished sweep and says how its winning arm is to be served: requests of a replica, replicas, delays, and how "
+                          "many tokens are drafted at which batch size, each with the cells that it was taken from."))
+    advice.add_argument("spec", metavar="SPEC", type=Path, help="the experiment file; or the folder of a sweep's artifact or of its Parquet files")
+    advice.add_argument("--arm", choices=("none", "bf16", "fp8"), help="default: fp8, bf16 or none, the first that the sweep has")
+    advice.add_argument("--workload", metavar="NAME", help="default: the only one that the sweep has")
+    advice.add_argument("--peak", type=positive, metavar="N", help="requests in flight at the highest load; decides max_replicas")
+    advice.add_argument("--trough", type=positive, metavar="N", help="at the lowest load; decides min_replicas")
+    advice.add_argument("--tpot-ms", type=float, metavar="MS", help="the slowest that tokens may follow each other, at the median; limits target_ongoing_requests")
     serve = of_experiment(verb("serve", _serve, "Serves an arm of an experiment with Ray Serve, on a Ray of its own until it is stopped, or on a running cluster."))
     serve.add_argument("--arm", choices=("none", "bf16", "fp8"), help="default: serve.arm of the experiment, else fp8, bf16 or none, the first that the sweep has")
     serve.add_argument("--dry-run", action="store_true", help="print the Serve config file, as `serve deploy` and a RayService take it, and deploy nothing")
@@ -327,6 +335,18 @@ def _side(args: argparse.Namespace, named: Path) -> Side:
     if sweep.state == "run":
         raise _not_yet(of_this, store, sweep, "sweep")
     return read_side(str(named), store.open(sweep.stage.key))
+
+
+def _recommend(args: argparse.Namespace) -> int:
+    from raysd.deployment.ground import ground_of
+    from raysd.deployment.recommend import Asked, lines, recommend
+
+    if args.tpot_ms is not None and not args.tpot_ms > 0:
+        raise ExperimentError(what=f"a TPOT of {args.tpot_ms} ms", where="--tpot-ms", fix="use more than 0")
+    side = _side(args, args.spec)
+    found = recommend(side.results.cells, Asked(args.arm, args.workload, args.peak, args.trough or 0, args.tpot_ms), ground_of(side))
+    print(json.dumps(found.as_json(), indent=1) if args.json else "\n".join(lines(found)), flush=True)
+    return 0
 
 
 def _copy(folder: Path, into: Path) -> None:

@@ -86,3 +86,15 @@ def k_on_fp8(facts: Facts) -> Iterable[Finding]:
                 yield error(engine.k_field, f"k = {k} on an FP8 KV cache: AITER MLA stops with `only support fp8 mla decoding for qo_len <= 4`",
                             f"use at most {FP8_KS}, or a KV cache in the target's own type")
 
+
+
+@check("k-per-batch", "Tokens drafted by batch size, in a vLLM that does not know it", "https://docs.vllm.ai/en/latest/features/speculative_decoding/")
+def k_per_batch(facts: Facts) -> Iterable[Finding]:
+    serve, name = facts.experiment.serve, "num_speculative_tokens_per_batch_size"
+    if serve is None or serve.k_per_batch is None or facts.vllm is None:
+        return
+    known = facts.has_speculative(name)
+    if known is False:
+        yield error("serve.k_per_batch", f"{facts.words} has no {name} in its speculative_config", f"remove it, or use vLLM {first_with_speculative(name)} or later")
+    elif known is None:
+        yield not_checked("serve.k_per_batch", f"whether {facts.words} knows {name}, raysd's table of releases does not say", "try it, or run the doctor where this vLLM is installed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raysd.experiment import Experiment
-from raysd.experiment.serve import ServeSection
+from raysd.experiment.serve import AutoscalingSection, ServeSection
 from raysd.hardware.catalogue import CPU, find_machine
 from raysd.sweep.engine import EngineSpec, engine_arguments, extra_flags, speculative_config
 
@@ -50,13 +50,17 @@ def llm_config(experiment: Experiment, spec: EngineSpec, cores: int) -> dict[str
     return {"model_loading_config": {"model_id": served_model(experiment), "model_source": str(spec.target)},
             "engine_kwargs": engine_arguments(spec) | {"enable_prefix_caching": section.prefix_caching}
             | ({} if spec.target.is_absolute() or experiment.target.revision is None else {"revision": experiment.target.revision})
-            | ({} if spec.draft is None else {"speculative_config": speculative_config(spec)}),
+            | ({} if spec.draft is None else {"speculative_config": speculative_config(spec) | _k_per_batch(section)}),
             **_accelerator(spec.hardware),
             "placement_group_config": {"bundle_per_worker": bundle, "strategy": "STRICT_PACK"},
             "runtime_env": {"env_vars": environment(experiment, spec)},
             # Ray would hold each chunk back for 50 ms, to send several as one.
             "experimental_configs": {"stream_batching_interval_ms": 0},
             "deployment_config": deployment_options(section, spec)}
+
+
+def _k_per_batch(section: ServeSection) -> dict[str, Any]:
+    return {} if section.k_per_batch is None else {"num_speculative_tokens_per_batch_size": [list(each) for each in section.k_per_batch]}
 
 
 def _accelerator(hardware: str) -> dict[str, Any]:
@@ -71,6 +75,13 @@ def environment(experiment: Experiment, spec: EngineSpec) -> dict[str, str]:
     return {**experiment.hardware.env, "VLLM_NO_USAGE_STATS": "1", **({"HF_HUB_OFFLINE": "1"} if spec.target.is_absolute() else {}), **spec.settings.env}
 
 
+def _policy(scaling: AutoscalingSection) -> dict[str, Any]:
+    """Serve's own, which counts replicas as equals, unless one is asked for that looks at acceptance."""
+    if scaling.acceptance_length is None:
+        return {}
+    return {"policy": {"policy_function": "raysd.deployment.policy:ByAcceptance", "policy_kwargs": {"acceptance_length": scaling.acceptance_length}}}
+
+
 def deployment_options(section: ServeSection, spec: EngineSpec) -> dict[str, Any]:
     """Options of Serve's deployment. Ray's LLM defaults of target and most ongoing requests are 1e9, with which nothing would ever scale."""
     scaling = section.autoscaling
@@ -78,7 +89,8 @@ def deployment_options(section: ServeSection, spec: EngineSpec) -> dict[str, Any
     interval_s = min(10.0, scaling.look_back_period_s / 5)
     return {"autoscaling_config": {"min_replicas": scaling.min_replicas, "max_replicas": scaling.max_replicas,
                                    "target_ongoing_requests": scaling.target_of(spec.settings), "metrics_interval_s": interval_s,
-                                   "look_back_period_s": scaling.look_back_period_s, "upscale_delay_s": scaling.upscale_delay_s, "downscale_delay_s": scaling.downscale_delay_s},
+                                   "look_back_period_s": scaling.look_back_period_s, "upscale_delay_s": scaling.upscale_delay_s, "downscale_delay_s": scaling.downscale_delay_s,
+                                   **_policy(scaling)},
             "max_ongoing_requests": scaling.most_of(spec.settings),
             "graceful_shutdown_timeout_s": section.longest_answer_s,
             "max_constructor_retry_count": section.start_attempts,

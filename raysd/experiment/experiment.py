@@ -87,9 +87,11 @@ class Experiment(Section):
         arm, engine = self.served_arm(serve.arm), serve.engine or self.sweep.engine
         if serve.arm is not None:
             self.check_arm(serve.arm)
-        if arm == "none" and (serve.k is not None or serve.acceptance_floor is not None):
-            raise ValueError(f"serve.{'k' if serve.k is not None else 'acceptance_floor'}: has no effect with the arm none, which drafts nothing; remove it")
-        most, target = serve.autoscaling.most_of(engine), serve.autoscaling.target_of(engine)
+        scaling = serve.autoscaling
+        drafting = {"k": serve.k, "k_per_batch": serve.k_per_batch, "acceptance_floor": serve.acceptance_floor, "autoscaling.acceptance_length": scaling.acceptance_length}
+        if arm == "none" and (given := [name for name, value in drafting.items() if value is not None]):
+            raise ValueError(f"serve.{given[0]}: has no effect with the arm none, which drafts nothing; remove it")
+        most, target = scaling.most_of(engine), scaling.target_of(engine)
         if target > most:
             raise ValueError(f"serve.autoscaling.target_ongoing_requests: {target:g} is above the {most} that a replica takes at once: requests would wait before a replica is added")
 

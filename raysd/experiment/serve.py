@@ -32,6 +32,9 @@ class AutoscalingSection(Section):
     """How long more replicas must have been wanted before they start."""
     downscale_delay_s: Placement[float] = Field(300, ge=0)
     """How long fewer replicas must have been enough before some end."""
+    acceptance_length: Placement[float | None] = Field(None, gt=1)
+    """Acceptance length at which a replica carries target_ongoing_requests, as the sweep measured it; replicas whose drafts are accepted less then count as fewer. null:
+    every replica counts as one."""
 
     @model_validator(mode="after")
     def _bounds(self) -> AutoscalingSection:
@@ -56,6 +59,9 @@ class ServeSection(Section):
     """What is served; null: fp8 if the sweep has that arm, else bf16, else none."""
     k: Placement[int | None] = Field(None, ge=1, le=8)
     """Tokens drafted per verify step; null: the first of sweep.k."""
+    k_per_batch: Placement[list[tuple[int, int, int]] | None] = Field(None, min_length=1)
+    """Fewer where more sequences are decoded at once: [first, last, tokens] of ascending ranges of sequences, the first from 1, of at most k tokens; 0 drafts nothing.
+    Between ranges, and after the last, what came before holds. `raysd recommend` writes it. null: k throughout."""
     engine: Placement[EngineSettings | None] = None
     """vLLM settings; null: those of the sweep, so that what is served is what was measured."""
     prefix_caching: Placement[bool] = False
@@ -93,9 +99,11 @@ class ServeSection(Section):
     @model_validator(mode="after")
     def _consistent(self) -> ServeSection:
         if self.arm == "none":
-            for name in ("k", "acceptance_floor"):
+            for name in ("k", "k_per_batch", "acceptance_floor"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name}: has no effect with arm: none, which drafts nothing; remove it")
+        if self.k_per_batch is not None:
+            _check_ranges(self.k_per_batch, self.k)
         if self.acceptance_floor is None:
             for name in ("acceptance_floor_minutes", "recycle"):
                 if getattr(self, name) != type(self).model_fields[name].default:
@@ -103,6 +111,23 @@ class ServeSection(Section):
         if self.api_keys_env is None and not is_loopback(self.host):
             raise ValueError(f"host: {self.host} can be reached from other machines, and no keys are asked for; name the variable that holds them in api_keys_env, or use 127.0.0.1")
         return self
+
+
+def _check_ranges(ranges: list[tuple[int, int, int]], k: int | None) -> None:
+    """As vLLM takes them (vllm/v1/spec_decode/dynamic/utils.py)."""
+    if k is None:
+        raise ValueError("k_per_batch: needs k, the most tokens of them all; add it")
+    if ranges[0][0] != 1:
+        raise ValueError(f"k_per_batch: the first range begins at {ranges[0][0]} sequences, not at 1")
+    before = 0
+    for first, last, tokens in ranges:
+        if not before < first <= last:
+            raise ValueError(f"k_per_batch: the range {first} to {last} does not come after {before}; ranges are ascending and share no number of sequences")
+        if not 0 <= tokens <= k:
+            raise ValueError(f"k_per_batch: {tokens} tokens from {first} to {last} are not from 0 to k = {k}")
+        before = last
+    if not any(tokens for _, _, tokens in ranges):
+        raise ValueError("k_per_batch: drafts nothing anywhere; serve the arm none")
 
 
 def is_loopback(host: str) -> bool:

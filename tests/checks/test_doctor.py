@@ -33,7 +33,7 @@ MI325X = {"hardware.name": "mi325x"}
 M3 = {"target.model": "amd/MiniMax-M3-MXFP4"}
 M2 = {"target.model": "MiniMaxAI/MiniMax-M2.5"}
 SERVED = {"serve": {}}
-NO_DRAFT = {"sweep.arms": ["none"], "sweep.engine.draft_args": None}
+PER_BATCH = {"serve": {"k": 3, "k_per_batch": [[1, 16, 3], [17, 64, 1]]}}
 SHUFFLE = env(VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT="1")
 NO_AITER = env(VLLM_ROCM_USE_AITER="0")
 V2 = env(VLLM_USE_V2_MODEL_RUNNER="1")
@@ -64,6 +64,7 @@ MISFIT = ExperimentError(what="its vocab_size is 32000, the target's is 163840",
 CASES: list[tuple[str, tuple[int, ...], str, tuple[dict, dict], tuple[dict, dict]]] = [
     # code, numbers of known failures, severity, (changes, facts) where it is found, (changes, facts) where it is not
     ("speculative-key", (), "error", (vllm("0.20.0"), {}), (vllm("0.21.0"), {})),
+    ("k-per-batch", (), "error", (PER_BATCH | vllm("0.22.0"), {}), (PER_BATCH, {})),
     ("speculative-key", (), "error", (draft_arguments(kv_cache_dtype="fp8"), {}), (draft_arguments(kv_cache_dtype="fp8") | vllm("0.27.1"), {})),
     ("speculative-key", (), "error", (draft_arguments(draft_lm_head_quantization="fp8") | vllm("0.32.0"), {}), (draft_arguments(draft_lm_head_quantization="fp8") | V2 | vllm("0.33.0"), {})),
     ("speculative-key", (), "error", (INSTALLED, {"probe": Probe(speculative_fields=PROBE["probe"].speculative_fields - {"use_local_argmax_reduction"})}), (INSTALLED, PROBE)),
