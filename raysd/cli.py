@@ -19,12 +19,14 @@ from raysd.errors import ArtifactError, DamagedError, ExperimentError, RaysdErro
 
 if TYPE_CHECKING:
     from raysd.artifacts import Store
+    from raysd.checks.facts import Facts
     from raysd.experiment import Experiment
     from raysd.pipeline.plan import PlannedStage
     from raysd.pipeline.runner import Display, JobClient
     from raysd.report.sides import Side
 
 LOG_POLL_S = 1.0
+LOCAL_JOB_SERVER = "http://127.0.0.1:8265"
 STEP_SUMMARY = "GITHUB_STEP_SUMMARY"
 STORE_HELP = "the artifacts' folder, or s3://BUCKET/PREFIX[?endpoint_url=URL&region=NAME&addressing_style=path]; default: the experiment's `store`"
 GOES_ON = "; `raysd run` goes on from there"
@@ -109,10 +111,13 @@ def _parser() -> argparse.ArgumentParser:
 def _add_doctor(verbs: argparse._SubParsersAction) -> None:
     text = "Says what is wrong with an experiment before a GPU is touched: with its file, and with the machines. Exits 64 if anything is an error."
     made = verbs.add_parser("doctor", help=text, description=text, epilog=EXIT_CODES)
-    made.set_defaults(command=_doctor)
+    made.set_defaults(command=_doctor, if_stopped="")
     made.add_argument("spec", metavar="SPEC", type=Path, nargs="?", help="the experiment file, for instance jobs/kimi-k2.5-mi355x.yaml")
     made.add_argument("--vllm", metavar="VERSION", help="check against this version of vLLM; default: hardware.vllm, and without it the installed one")
-    made.add_argument("--list", action="store_true", help="list all checks of an experiment")
+    made.add_argument("--node", action="store_true", help="look at the machine that this runs on, too; with SPEC for what it needs")
+    made.add_argument("--cluster", action="store_true", help="look at every node of a Ray cluster, too, by a task on each")
+    made.add_argument("--address", help=f"with --cluster: job server of the cluster, http://HOST:8265; default: {LOCAL_JOB_SERVER}")
+    made.add_argument("--list", action="store_true", help="list all checks")
     made.add_argument("--json", action="store_true", help="print JSON instead of text")
     made.add_argument("--debug", action="store_true", help="show the traceback of an error")
 
@@ -486,26 +491,47 @@ def _serve(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from raysd.backends.vllm_probe import InstalledVllm, installed_version
-    from raysd.checks.doctor import as_json, facts_of, lines
+    from raysd.checks.doctor import as_json, blocks, counted, heading
     from raysd.checks.findings import has_errors
+    from raysd.checks.node_facts import look_at_this_node
+    from raysd.checks.nodes import examine_nodes
     from raysd.checks.registry import all_checks, examine
-    from raysd.experiment import load_experiment
     from raysd.pipeline.summary import table
 
     if args.list:
+        if given := [name for name, value in (("SPEC", args.spec), ("--vllm", args.vllm), ("--node", args.node), ("--cluster", args.cluster), ("--address", args.address)) if value]:
+            raise ExperimentError(what="it has no effect beside --list, which looks at nothing", where=given[0], fix="remove one of the two")
         checks = all_checks()
         print(json.dumps({"checks": [known.as_json() for known in checks]}, indent=1) if args.json
               else "\n".join(table([["code", "what it finds", "source"], *([known.code, known.title, known.source] for known in checks)])), flush=True)
         return 0
-    if args.spec is None:
-        raise ExperimentError(what="no experiment is named", where="SPEC", fix="name one, or use --list")
+    if args.spec is None and not (args.node or args.cluster):
+        raise ExperimentError(what="nothing is named to look at", where="SPEC", fix="name an experiment, or use --node, --cluster or --list")
+    for name, needed, has in (("--vllm", "an experiment", args.spec), ("--address", "--cluster", args.cluster)):
+        if getattr(args, name.strip("-")) is not None and not has:
+            raise ExperimentError(what=f"it has no effect without {needed}", where=name, fix="remove it")
+    facts = None if args.spec is None else _facts(args)
+    findings, looked_at = ([], []) if facts is None else (examine(facts), [heading(facts)])
+    nodes = [look_at_this_node()] if args.node else []
+    if args.cluster:
+        from raysd.backends.cluster_nodes import look_at_nodes
+
+        nodes = [*nodes, *look_at_nodes(args.address or LOCAL_JOB_SERVER)]
+    if nodes:
+        findings, looked_at = [*findings, *examine_nodes(nodes, facts)], [*looked_at, f"nodes: {', '.join(node.host for node in nodes)}"]
+    print(json.dumps(as_json(findings), indent=1) if args.json else "\n".join([*blocks(findings), f"{counted(findings)}  ({'; '.join(looked_at)})"]), flush=True)
+    return ExperimentError.exit_code if has_errors(findings) else 0
+
+
+def _facts(args: argparse.Namespace) -> Facts:
+    """What the doctor looks at of an experiment."""
+    from raysd.backends.vllm_probe import InstalledVllm, installed_version
+    from raysd.checks.doctor import facts_of
+    from raysd.experiment import load_experiment
+
     experiment = load_experiment(args.spec)
     with _naming(args):
-        facts = facts_of(experiment, args.vllm, installed_version(), InstalledVllm())
-    findings = examine(facts)
-    print(json.dumps(as_json(findings), indent=1) if args.json else "\n".join(lines(findings, facts)), flush=True)
-    return ExperimentError.exit_code if has_errors(findings) else 0
+        return facts_of(experiment, args.vllm, installed_version(), InstalledVllm())
 
 
 def _bench(args: argparse.Namespace) -> int:

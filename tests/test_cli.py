@@ -380,3 +380,52 @@ def test_only_a_run_that_was_ended_says_that_it_goes_on(verb, goes_on, error, ex
     assert main(verb) == exit_code
     told = capsys.readouterr().err
     assert says in told and ("raysd run" in told) == goes_on
+
+
+PUBLISHED = Path(__file__).parent / "checks" / "published"
+
+
+def test_doctor_says_in_seconds_what_is_wrong_and_imports_nothing_heavy_for_it():
+    spec = PUBLISHED / "inferencex-1116.yaml"
+    done = call("doctor", spec)
+    assert done.returncode == 64 and done.stderr == ""
+    assert done.stdout.startswith("error   k-not-verified  sweep.k\n") and "1 error" in done.stdout.splitlines()[-1] and "fix:" in done.stdout
+    told = call("doctor", spec, "--json")
+    findings = json.loads(told.stdout)["findings"]
+    assert told.returncode == 64 and {"k-not-verified", "draft-backend-unset"} <= {finding["code"] for finding in findings}
+    assert all(list(finding) == ["code", "severity", "field", "message", "fix", "source"] for finding in findings)
+    loaded = loaded_after("from raysd.cli import main; main(['doctor', sys.argv[1]])", spec)
+    assert "pydantic" in loaded and loaded.isdisjoint({"torch", "ray", "vllm", "transformers", "quark", "pyarrow"})
+
+
+def test_doctor_exits_0_without_an_error_and_takes_the_version_that_is_asked_about(write_experiment: Callable[..., Path]):
+    done = call("doctor", write_experiment(), "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["findings"] == []
+    older = json.loads(call("doctor", PUBLISHED / "inferencex-1116.yaml", "--vllm", "0.19.1", "--json").stdout)
+    assert "kv-block-clash" in {finding["code"] for finding in older["findings"]}
+
+
+def test_doctor_lists_its_checks():
+    checks = json.loads(call("doctor", "--list", "--json").stdout)["checks"]
+    assert len(checks) >= 30 and all(each["code"] and each["title"] and each["source"].startswith("https://") for each in checks)
+    assert {each["code"] for each in checks} <= {line.split()[0] for line in call("doctor", "--list").stdout.splitlines()}
+
+
+def test_doctor_looks_at_the_machine_that_it_runs_on():
+    done = call("doctor", "--node", "--json")
+    assert done.returncode in (0, 64) and "findings" in json.loads(done.stdout)
+    wanted = call("doctor", PUBLISHED / "inferencex-1234.yaml", "--node")
+    assert "nodes: " in wanted.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("arguments", "field"), [
+    (["doctor"], "SPEC"), (["doctor", "absent.yaml"], "absent.yaml"), (["doctor", "--node", "--vllm", "0.24.0"], "--vllm"), (["doctor", "--node", "--address", "http://h:8265"], "--address"),
+    (["doctor", "--list", "--node"], "--node"), (["doctor", PUBLISHED / "inferencex-1116.yaml", "--vllm", "newest"], "--vllm")])
+def test_doctor_refuses_what_has_no_effect(arguments: list[Any], field: str):
+    done = call(*arguments)
+    assert done.returncode == 64 and f"where: {field}" in done.stderr and "fix:" in done.stderr and "Traceback" not in done.stderr and done.stdout == ""
+
+
+def test_a_version_that_is_none_is_refused_in_the_file(write_experiment: Callable[..., Path]):
+    done = call("doctor", write_experiment(hardware={"name": "cpu", "vllm": "nightly-fb1ac806"}))
+    assert done.returncode == 64 and "hardware.vllm" in done.stderr and "0.24.0" in done.stderr

@@ -52,7 +52,7 @@ def connect_jobs(address: str, experiment: Experiment, store: str) -> Iterator[R
     """
     with tempfile.TemporaryDirectory(prefix="raysd-") as scratch:
         working_dir = pack_working_dir(Path(scratch) / "job", experiment)
-        yield RayJobClient(_job_submission_client(address), working_dir, store, experiment)
+        yield RayJobClient(job_submission_client(address), working_dir, store, experiment)
 
 
 def pack_working_dir(folder: Path, experiment: Experiment) -> Path:
@@ -235,7 +235,8 @@ def within(timeout_s: float, call: Callable[..., Any], *args: Any, **kwargs: Any
     raise value
 
 
-def _job_submission_client(address: str) -> Any:
+def job_submission_client(address: str) -> Any:
+    """Ray's client for the job server at an address, as `connect_jobs` takes it. Raises as that does."""
     from ray.job_submission import JobSubmissionClient
 
     for name in ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):

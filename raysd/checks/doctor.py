@@ -58,15 +58,16 @@ def engines_of(experiment: Experiment) -> tuple[EngineFacts, ...]:
     return tuple(engines)
 
 
-def lines(findings: Sequence[Finding], facts: Facts) -> list[str]:
-    """The findings for people: a block each, errors first, and a last line that counts them."""
+def heading(facts: Facts) -> str:
+    """What was looked at, in a few words."""
     by_table = "" if facts.vllm is None else ", as installed" if facts.probe is not None else ", by raysd's tables"
-    return [*blocks(findings), f"{counted(findings)}  (vLLM {facts.vllm or 'unknown'}{by_table}; {facts.machine.name})"]
+    return f"vLLM {facts.vllm or 'unknown'}{by_table}; {facts.machine.name}"
 
 
 def blocks(findings: Sequence[Finding]) -> list[str]:
-    """A block of lines for each finding."""
-    return [f"{finding.severity:<8}{finding.code}  {finding.field}\n        {finding.message}\n        fix:    {finding.fix}\n        source: {finding.source}\n" for finding in findings]
+    """A block of lines for each finding, errors first."""
+    return [f"{finding.severity:<8}{finding.code}  {finding.field}\n        {finding.message}\n        fix:    {finding.fix}\n        source: {finding.source}\n"
+            for finding in sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))]
 
 
 def counted(findings: Sequence[Finding]) -> str:

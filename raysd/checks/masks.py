@@ -16,11 +16,5 @@ def conflict(environment: Mapping[str, str]) -> str | None:
     return f"{empty[0]} is empty, which hides all GPUs" if empty else None
 
 
-def devices(environment: Mapping[str, str]) -> list[str] | None:
-    """The devices that a process sees; None: all."""
-    value = environment.get(HIP, environment.get(CUDA))
-    return None if value is None else _devices(value)
-
-
 def _devices(mask: str) -> list[str]:
     return [part.strip() for part in mask.split(",") if part.strip()]

@@ -41,7 +41,7 @@ RAY = arguments(distributed_executor_backend="ray")
 RANDOM = {"sweep.workloads": [{"name": "1k1k", "kind": "random", "isl": 1024, "osl": 1024}]}
 
 
-COMPUTED = ("kv_cache", "gpu_memory", "tensor_parallel")
+COMPUTED = ("kv_cache", "gpu_memory", "tensor_parallel", "nodes")
 """Checks with tests of their own."""
 
 
