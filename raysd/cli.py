@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     advice = as_json(verb("recommend", _recommend, "Reads a finished sweep and says how its winning arm is to be served: requests of a replica, replicas, delays, and how "
                           "many tokens are drafted at which batch size, each with the cells that it was taken from."))
     advice.add_argument("spec", metavar="SPEC", type=Path, help="the experiment file; or the folder of a sweep's artifact or of its Parquet files")
-    advice.add_argument("--arm", choices=("none", "bf16", "fp8"), help="default: fp8, bf16 or none, the first that the sweep has")
+    advice.add_argument("--arm", choices=("none", "bf16", "fp8"), help="default: the one with the most output tok/s")
     advice.add_argument("--workload", metavar="NAME", help="default: the only one that the sweep has")
     advice.add_argument("--peak", type=positive, metavar="N", help="requests in flight at the highest load; decides max_replicas")
     advice.add_argument("--trough", type=positive, metavar="N", help="at the lowest load; decides min_replicas")

@@ -16,8 +16,6 @@ from raysd.sweep.statistics import BASELINE, MIN_PAIRS, RatioEstimate, geometric
 
 Cell = Mapping[str, Any]
 
-ARMS = ("fp8", "bf16", "none")
-"""Which is served unless one is asked for: the first of these that was measured."""
 GROWTH_FRAC = 0.25
 """More requests at once are worth it while output tok/s grows by at least this part of what the requests do: from 4 to 8 requests, by a quarter."""
 LOSS_FRAC = 0.05
@@ -127,14 +125,17 @@ def recommend(cells: Sequence[Cell], asked: Asked, ground: Ground) -> Recommenda
 
     An arm whose draft pays at no concurrency gives way to the baseline. Raises MeasurementError if no valid cell is of the arm and workload, ExperimentError if there never was one.
     """
-    workload, arm = _chosen(cells, asked)
+    workload = _chosen(cells, asked)
     valid = [cell for cell in cells if cell["valid"] and cell["workload"] == workload]
-    loads, k_reasons = best_loads(valid, arm, ground.pilot)
-    if not loads:
-        raise MeasurementError(what=f"no cell of the arm {arm} and the workload {workload} is valid", where="sweep", fix="see in the report why, and measure again")
+    arms = [asked.arm] if asked.arm else sorted({cell["arm"] for cell in valid}, key=lambda arm: (arm != BASELINE, arm))  # of equals the simplest
+    of_arms = {arm: found for arm in arms if (found := best_loads(valid, arm, ground.pilot))[0]}
+    if not of_arms:
+        raise MeasurementError(what=f"no cell of {asked.arm or 'any arm'} with the workload {workload} is valid", where="sweep", fix="see in the report why, and measure again")
+    arm, arm_reason = fastest_arm({arm: loads for arm, (loads, _) in of_arms.items()})
+    loads, k_reasons = of_arms[arm]
     if arm != BASELINE and not loads[0].k:
-        k_reasons = [Reason("arm", BASELINE, f"the draft of {arm} pays at no load: at the lowest, concurrency {loads[0].concurrency}, no draft is the fastest", k_reasons[0].cells)]
-        arm, (loads, _) = BASELINE, best_loads(valid, BASELINE, ground.pilot)
+        arm_reason = Reason("arm", BASELINE, f"the draft of {arm} pays at no load: at the lowest, concurrency {loads[0].concurrency}, no draft is the fastest", k_reasons[0].cells)
+        arm, (loads, k_reasons) = BASELINE, best_loads(valid, BASELINE, ground.pilot)
     target, target_reason = target_load(loads, asked.tpot_ms)
     most, most_reason = most_load(loads, target, ground.max_num_seqs)
     ongoing = float(target.concurrency) if target.concurrency < most else max(1.0, float(math.floor(TARGET_FRAC * most)))
@@ -148,7 +149,19 @@ def recommend(cells: Sequence[Cell], asked: Asked, ground: Ground) -> Recommenda
     return Recommendation(arm, workload, max(ks) if ks else None, k_table(used, ground.max_num_seqs or most) if arm != BASELINE else None,
                           {**replicas, "max_ongoing_requests": most, "target_ongoing_requests": ongoing, **delays},
                           round(1 + sum(cell["accepted"] for cell in drafting) / sum(cell["drafts"] for cell in drafting), 3) if drafting else None,
-                          (target_reason, most_reason, *replica_reasons, *delay_reasons, *k_reasons))
+                          (arm_reason, target_reason, most_reason, *replica_reasons, *delay_reasons, *k_reasons))
+
+
+def fastest_arm(of_arms: Mapping[str, Sequence[Load]]) -> tuple[str, Reason]:
+    """The arm that gives the most output tok/s over the concurrencies that all arms have, in the geometric mean."""
+    shared = set.intersection(*({load.concurrency for load in loads} for loads in of_arms.values()))
+    if len(of_arms) == 1 or not shared:
+        arm = next(iter(of_arms))
+        return arm, Reason("arm", arm, "it is the one that was asked for, or the only one" if len(of_arms) == 1 else "no concurrency was measured of all arms; name one (--arm)", ())
+    speeds = {arm: geometric_mean([load.output_tok_s for load in loads if load.concurrency in shared]) for arm, loads in of_arms.items()}
+    arm = max(speeds, key=lambda each: speeds[each])
+    return arm, Reason("arm", arm, f"it gives the most output tok/s over the concurrencies {', '.join(map(str, sorted(shared)))}, each at its best k, 0 where no draft is faster",
+                       tuple({"arm": each, "output_tok_s_mean": round(speed, 2)} for each, speed in sorted(speeds.items(), key=lambda item: -item[1])))
 
 
 def best_loads(cells: Sequence[Cell], arm: str, pilot: int | None = None) -> tuple[list[Load], list[Reason]]:
@@ -299,14 +312,13 @@ def _k_words(concurrency: int, k: int, before: int | None) -> str:
     return f"from concurrency {concurrency} on " + (f"k = {k} is faster than k = {before}" if k else f"no draft is faster than k = {before}") + " by more than the spread of blocks"
 
 
-def _chosen(cells: Sequence[Cell], asked: Asked) -> tuple[str, str]:
+def _chosen(cells: Sequence[Cell], asked: Asked) -> str:
+    """The workload. Raises ExperimentError for one, or an arm, that the sweep does not have."""
     workloads, arms = sorted({cell["workload"] for cell in cells}), {cell["arm"] for cell in cells}
-    workload = asked.workload or workloads[0]
-    if workload not in workloads:
-        raise ExperimentError(what=f"the sweep has no workload {workload!r}", where="--workload", fix=f"use one of: {', '.join(workloads)}")
+    if asked.arm is not None and asked.arm not in arms:
+        raise ExperimentError(what=f"the sweep has no arm {asked.arm}", where="--arm", fix=f"use one of: {', '.join(sorted(arms))}")
     if asked.workload is None and len(workloads) > 1:
         raise ExperimentError(what=f"the sweep has {len(workloads)} workloads, and a replica is set up for one", where="--workload", fix=f"name one of: {', '.join(workloads)}")
-    arm = asked.arm or next(arm for arm in ARMS if arm in arms)
-    if arm not in arms:
-        raise ExperimentError(what=f"the sweep has no arm {arm}", where="--arm", fix=f"use one of: {', '.join(sorted(arms))}")
-    return workload, arm
+    if asked.workload is not None and asked.workload not in workloads:
+        raise ExperimentError(what=f"the sweep has no workload {asked.workload!r}", where="--workload", fix=f"use one of: {', '.join(workloads)}")
+    return asked.workload or workloads[0]

@@ -113,6 +113,13 @@ def test_delays_follow_the_start_of_an_engine_and_the_length_of_an_answer():
     assert unknown.autoscaling["downscale_delay_s"] == 300 and "default" in reason(unknown, "downscale_delay_s").because
 
 
+def test_the_fastest_arm_is_served_and_which_were_slower_is_told():
+    sweep = cells({3: constant(1.5)}) + [each for each in cells({3: {1: 0.6, 4: 0.5}}, arm="fp8") if each["arm"] == "fp8"]
+    found = of(sweep)
+    assert found.arm == "bf16" and [each["arm"] for each in reason(found, "arm").cells] == ["bf16", "none", "fp8"]
+    assert "concurrencies 1, 4" in reason(found, "arm").because
+
+
 def test_invalid_cells_and_other_arms_decide_nothing():
     sweep = cells({3: constant(1.5)}) + cells({3: constant(3.0)}, arm="fp8")[18:]
     assert of(sweep).arm == "fp8" and of(sweep, arm="bf16").arm == "bf16"
