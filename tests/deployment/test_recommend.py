@@ -90,8 +90,9 @@ def test_where_no_draft_is_faster_none_is_drafted_and_the_target_stops_there():
 
 
 def test_a_draft_that_never_pays_is_not_served():
-    found = of(cells({3: constant(0.8)}))
-    assert (found.arm, found.k, found.k_per_batch, found.acceptance_length) == ("none", None, None, None)
+    for asked in ({}, {"arm": "bf16"}):
+        found = of(cells({3: constant(0.8)}), **asked)
+        assert (found.arm, found.k, found.k_per_batch, found.acceptance_length) == ("none", None, None, None)
     assert "pays at no load" in reason(found, "arm").because
 
 
