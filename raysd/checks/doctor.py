@@ -10,6 +10,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from raysd.checks.config_forms import check_forms
 from raysd.checks.draft_fit import check_draft_fit
 from raysd.checks.facts import EngineFacts, Facts, VllmProbe
 from raysd.checks.findings import SEVERITIES, Finding
@@ -38,11 +39,12 @@ def facts_of(experiment: Experiment, asked: str | None = None, installed: str | 
     target, draft = _target_folder(experiment), experiment.draft.checkpoint
     known = known_target(experiment.target.model)
     return Facts(experiment=experiment, vllm=vllm, machine=find_machine(experiment.hardware.name), probe=probe if is_installed else None,
-                 target=read_config(target, "target.model") if target is not None else None if known is None else known.config,
-                 target_weights=_weight_bytes(target) or (None if known is None else known.weight_bytes), draft_weights=_weight_bytes(draft),
-                 draft=None if draft is None or not (draft / "config.json").is_file() else read_config(draft, "draft.checkpoint"),
-                 engines=engines_of(experiment), draft_misfit=_misfit(experiment, target, draft),
-                 has_chat_template=None if target is None else _has_chat_template(experiment, target))
+                 target=_config(target, "target.model") if target is not None else published and published.config,
+                 draft=None if draft is None else _config(draft, "draft.checkpoint"), engines=engines_of(experiment),
+                 target_weights=_weight_bytes(target) if target is not None else published and published.weight_bytes, draft_weights=_weight_bytes(draft),
+                 target_folder=target, draft_folder=draft, draft_misfit=_misfit(experiment, target, draft),
+                 has_chat_template=None if target is None else _has_chat_template(experiment, target),
+                 packages=versions, clashes=tuple(clashes(versions, asked_for())))
 
 
 def engines_of(experiment: Experiment) -> tuple[EngineFacts, ...]:
@@ -88,6 +90,13 @@ def _version(text: str | None, where: str) -> Version | None:
         raise ExperimentError(what=str(err), where=where, fix="name a version of vLLM") from err
 
 
+def _config(folder: Path, where: str) -> dict[str, Any]:
+    """The config.json in a folder. Raises ExperimentError if it cannot be read, or is none."""
+    config = read_config(folder, where)
+    check_forms(config, f"{where}: {folder}")
+    return config
+
+
 def _target_folder(experiment: Experiment) -> Path | None:
     """The target's files, if they are on this machine; nothing is fetched."""
     section = experiment.target
@@ -130,4 +139,10 @@ def _has_chat_template(experiment: Experiment, target: Path) -> bool:
     if experiment.target.chat_template is not None or any((target / name).is_file() for name in CHAT_TEMPLATES):
         return True
     settings = target / "tokenizer_config.json"
-    return settings.is_file() and bool(json.loads(settings.read_text(encoding="utf-8")).get("chat_template"))
+    if not settings.is_file():
+        return False
+    try:
+        told = json.loads(settings.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as err:
+        raise ExperimentError(what=f"{settings} cannot be read: {err}", where="target.model", fix="name a folder with a whole Hugging Face checkpoint") from err
+    return isinstance(told, dict) and bool(told.get("chat_template"))
