@@ -36,8 +36,9 @@ def facts_of(experiment: Experiment, asked: str | None = None, installed: str | 
     """
     vllm = _version(asked, "--vllm") or _version(experiment.hardware.vllm, "hardware.vllm") or (None if installed is None else Version(installed))
     is_installed = installed is not None and vllm == Version(installed)
-    target, draft = _target_folder(experiment), experiment.draft.checkpoint
-    known = known_target(experiment.target.model)
+    target, draft, versions = _target_folder(experiment), experiment.draft.checkpoint, installed_packages()
+    draft = draft if draft is not None and (draft / "config.json").is_file() else None
+    published = known_target(experiment.target.model) if target is None else None
     return Facts(experiment=experiment, vllm=vllm, machine=find_machine(experiment.hardware.name), probe=probe if is_installed else None,
                  target=_config(target, "target.model") if target is not None else published and published.config,
                  draft=None if draft is None else _config(draft, "draft.checkpoint"), engines=engines_of(experiment),

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from packaging.version import Version
 
-from raysd.checks.attention import Kind, Platform, backends_of, kind_of, platform_of
+from raysd.checks.attention import Kind, Platform, backends_of, is_on, kind_of, platform_of, text_part
 from raysd.checks.draft_plan import planned_draft
 from raysd.checks.kv_blocks import BlockSizes
 from raysd.checks.releases import has_environment, has_speculative
@@ -122,11 +122,15 @@ class Facts:
     probe: VllmProbe | None
     """None: the version asked about is not the installed one."""
     engines: tuple[EngineFacts, ...]
+    target_folder: Path | None = None
+    """The target's files; None: they are not on this machine."""
     target_weights: int | None = None
     """Bytes of the target's weight files, on disk or as published; None: not known."""
+    draft_folder: Path | None = None
+    """The finished draft's files; None: none is named, or they are not on this machine."""
     draft_weights: int | None = None
-    """Of the finished draft's, on disk."""
-    draft_misfit: Exception | None = None
+    """Bytes of its weight files."""
+    draft_misfit: RaysdError | None = None
     """What check_draft_fit says of the draft and the target on disk; None: they fit, or one of the two is not on disk."""
     has_chat_template: bool | None = None
     """Of the target; None: its files are not on this machine."""
@@ -209,11 +213,8 @@ class Facts:
 
     @property
     def latent_draft(self) -> bool:
-        """Whether the draft has MLA."""
-        if self.draft is not None:
-            return self.draft.get("kv_lora_rank") is not None
-        section = self.experiment.draft
-        return section.checkpoint is None and (section.attention or self.target_kind) in ("latent", "latent_sparse")
+        """Whether the draft is known to have MLA."""
+        return self.draft_config is not None and kind_of(self.draft_config) in ("latent", "latent_sparse")
 
     @property
     def quantization(self) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from raysd.checks.registry import check
 SHARES_DRAFTS = Version("0.32.0")
 """The first release seen to share an Eagle3 draft out with the target whatever draft_tensor_parallel_size says (its cache on two ranks, measured). What earlier ones do is
 not known, and the larger size is taken: at 1, all of the draft on each GPU."""
-SOURCE = "raysd/checks/memory.py: computed from config.json; vLLM measures it at start"
+SOURCE = "https://docs.vllm.ai/en/latest/configuration/conserving_memory/"
 LARGE_DRAFT_KV = 0.25
 """Of a token's KV cache, the share of the draft from which on it is worth a word."""
 GB = 1e9

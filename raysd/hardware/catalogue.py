@@ -21,10 +21,10 @@ class Machine:
     """None: not known here, so not checked."""
     accelerator_type: str | None = None
     """What Ray calls its accelerators; None for `cpu`."""
-    memory_bytes: int | None = None
-    """Of one GPU; None: not known here, so not checked."""
     gfx: str | None = None
-    """The instruction set of an AMD GPU, such as gfx950; None: another kind of machine, or not known here."""
+    """What ROCm calls its GPUs' architecture, such as gfx950; None: none of AMD's, or not known here."""
+    memory_bytes: int | None = None
+    """Of one GPU; None: not known here."""
 
 
 def find_machine(name: str) -> Machine:

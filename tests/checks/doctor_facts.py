@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,7 @@ from raysd.checks.facts import Facts
 from raysd.checks.findings import Finding
 from raysd.checks.registry import examine
 from raysd.experiment import Experiment
+from tests.checks.stacks import changed
 
 ENGINE = {"max_num_seqs": 64, "start_timeout_s": 3600.0, "draft_args": {"attention_backend": "ROCM_AITER_UNIFIED_ATTN", "draft_tensor_parallel_size": 1},
           "env": {"VLLM_ROCM_USE_AITER": "1", "VLLM_ROCM_USE_AITER_RMSNORM": "0", "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": "INT4", "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",
@@ -24,24 +26,7 @@ GROUPED = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "num_hi
 """A target's config.json, with grouped attention."""
 
 
-def changed(document: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with values at dotted places replaced. None removes one."""
-    made = {name: changed(value, {}) if isinstance(value, dict) else value for name, value in document.items()}
-    for place, value in changes.items():
-        *parents, last = place.split(".")
-        part = made
-        for parent in parents:
-            part = part.setdefault(parent, {})
-        if value is None:
-            part.pop(last, None)
-        else:
-            part[last] = value
-    return made
-
-
 def experiment_with(changes: Mapping[str, Any]) -> Experiment:
-    import json
-
     return Experiment.model_validate_json(json.dumps(changed(RIGHT, changes)), strict=True)
 
 

@@ -34,6 +34,7 @@ M3 = {"target.model": "amd/MiniMax-M3-MXFP4"}
 M2 = {"target.model": "MiniMaxAI/MiniMax-M2.5"}
 SERVED = {"serve": {}}
 PER_BATCH = {"serve": {"k": 3, "k_per_batch": [[1, 16, 3], [17, 64, 1]]}}
+NO_DRAFT = {"sweep.arms": ["none"], "sweep.engine.draft_args": None}
 SHUFFLE = env(VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT="1")
 NO_AITER = env(VLLM_ROCM_USE_AITER="0")
 V2 = env(VLLM_USE_V2_MODEL_RUNNER="1")
@@ -180,7 +181,8 @@ def test_what_is_right_is_left_alone(code: str, where: tuple[dict, dict]):
 
 
 def test_every_check_has_a_case_both_ways_but_those_that_only_say_what_is_not_known():
-    assert {known.code for known in all_checks()} - {case[0] for case in CASES} <= {"vllm-unknown"}
+    mine = {known.code for known in all_checks() if known.find.__module__.rpartition(".")[2] not in COMPUTED}
+    assert mine - {case[0] for case in CASES} <= {"vllm-unknown"}
     assert len({number for case in CASES for number in case[1]}) >= 30
 
 
