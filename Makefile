@@ -1,6 +1,7 @@
 # make demo       the whole chain on this machine's CPU, from one command
 # make test       one test of each kind, at most 15 minutes; make test-slow: the rest
 # make faults     the fault campaign: kills, full disks, a failing S3, damaged files; about 45 minutes
+# make observability   Prometheus' rules and Grafana's dashboard in clusters/, anew from code
 # make setup      only the environment
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ TORCH_VERSION := 2.13.0+cpu
 # Asked only if pip, as it is configured here, finds no CPU build of torch.
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 
-.PHONY: demo test test-slow faults setup
+.PHONY: demo test test-slow faults observability setup
 
 demo: setup
 	$(BIN)/raysd run jobs/smollm2-cpu.yaml
@@ -28,6 +29,9 @@ test-slow: setup
 
 faults: setup
 	$(BIN)/python -m tests.faults
+
+observability: setup
+	$(BIN)/python -m raysd.deployment.observability clusters/observability
 
 setup: $(VENV)/.ready
 
