@@ -89,9 +89,10 @@ class ServeCluster:
         return any(actor["class_name"] == "HAProxyManager" for actor in answer.json()["data"]["result"]["result"])
 
     def deploy(self, config: dict[str, Any]) -> None:
-        """Puts the config's application beside those that run, in place of one of the same name."""
-        own = {application["name"] for application in config["applications"]}
-        others = [each["deployed_app_config"] for name, each in self.details()["applications"].items() if name not in own and each["deployed_app_config"]]
+        """Puts the config's application beside those that run, in place of one of the same name. Raises ExperimentError if Serve listens elsewhere than it asks for."""
+        own, found = {application["name"] for application in config["applications"]}, self.details()
+        check_same_address(found.get("http_options"), config["http_options"], self._address)
+        others = [each["deployed_app_config"] for name, each in found["applications"].items() if name not in own and each["deployed_app_config"]]
         with explained("deploying", self._address):
             within(10 * CALL_TIMEOUT_S, self._client.deploy_applications, {**config, "applications": [*config["applications"], *others]})
 
@@ -103,7 +104,7 @@ class ServeCluster:
             status = "NOT_STARTED" if found is None else found["status"]
             if status == "RUNNING":
                 return
-            said = _said(found or {})
+            said = said_of(found or {})
             if status in ("DEPLOY_FAILED", "UNHEALTHY") or time.monotonic() > give_up:
                 what = "cannot be served" if status in ("DEPLOY_FAILED", "UNHEALTHY") else f"does not serve after {timeout_s:g} s ({status})"
                 raise EngineError(what=f"{name} {what}: {said}", where=self._address, fix="what Serve says above tells why; more is in the logs of its replicas")
@@ -126,7 +127,14 @@ class ServeCluster:
         return True
 
 
-def _said(application: dict[str, Any]) -> str:
+def check_same_address(running: dict[str, Any] | None, asked: dict[str, Any], where: str) -> None:
+    """Raises ExperimentError if Serve runs already, and listens elsewhere: it would pass over what is asked for, and another interface may be open to others."""
+    if running is not None and (running["host"], running["port"]) != (asked["host"], asked["port"]):
+        raise ExperimentError(what=f"Serve runs on this cluster already and listens on {running['host']}:{running['port']}, not on {asked['host']}:{asked['port']}",
+                              where=f"serve.host, serve.port ({where})", fix="use the same, or end Serve there with `serve shutdown`, which ends all its applications")
+
+
+def said_of(application: dict[str, Any]) -> str:
     """What Serve says of an application: its own message, or those of its deployments that do not run."""
     messages = [application.get("message", ""), *(each["message"] for each in application.get("deployments", {}).values() if each["status"] != "HEALTHY")]
     return "\n".join(dict.fromkeys(without_traceback(message) for message in messages if message and message.strip()))
@@ -174,12 +182,21 @@ def _check_cores(config: dict[str, Any], section: ServeSection) -> None:
 
 
 def serve_here(experiment: Experiment, config: dict[str, Any], tell: Tell) -> None:
-    """Serves on a Ray of this machine's own until this process is interrupted. Raises as `served_here` does, and EngineError if it cannot be served any more."""
+    """Serves on a Ray of this machine's own until this process is interrupted, and tells when that gets worse or better: replicas that end are Serve's to replace.
+
+    Raises as `served_here` does, and EngineError if the application was taken away by somebody else.
+    """
+    name, told = config["applications"][0]["name"], "RUNNING"
     with served_here(experiment, config, tell) as (url, cluster):
         print(f"{url}/v1", flush=True)
         while True:
             time.sleep(WATCH_S)
-            cluster.wait_until_running(config["applications"][0]["name"], (serve_section(experiment).engine or experiment.sweep.engine).start_timeout_s, tell)
+            found = cluster.details()["applications"].get(name)
+            if found is None:
+                raise EngineError(what=f"{name} is not served any more: somebody removed it", where=url, fix="serve it again")
+            if found["status"] != told:
+                told = found["status"]
+                tell("\n".join(filter(None, [f"{name}: {told}", said_of(found)])))
 
 
 def serve_on(address: str, experiment: Experiment, config: dict[str, Any], tell: Tell) -> None:

@@ -22,10 +22,11 @@ import yaml
 
 from raysd.artifacts.stage import no_progress
 from raysd.backends.ray_jobs import _job_submission_client
-from raysd.backends.serve_cluster import ServeCluster, served_here, without_traceback
+from raysd.backends.serve_cluster import ServeCluster, check_same_address, served_here, without_traceback
 from raysd.backends.vllm_server import free_port, start_server
 from raysd.cli import _planned
 from raysd.deployment.config_file import serve_config
+from raysd.errors import ExperimentError
 from raysd.pipeline.served import what_to_serve
 from tests.sweep.test_sweep import tiny_draft
 from tests.tiny_models import tiny_llama
@@ -247,6 +248,15 @@ def test_what_keeps_a_replica_from_starting_is_told_without_a_traceback(tmp_path
 
 def _below(process: psutil.Process, pid: int) -> bool:
     return any(parent.pid == pid for parent in process.parents())
+
+
+def test_serve_that_listens_elsewhere_is_not_made_to_serve_this():
+    asked = {"host": "127.0.0.1", "port": 8000, "request_timeout_s": 60}
+    check_same_address(None, asked, "here")
+    check_same_address({**asked, "request_timeout_s": None}, asked, "here")
+    for running in ({"host": "0.0.0.0", "port": 8000}, {"host": "127.0.0.1", "port": 8001}):
+        with pytest.raises(ExperimentError, match=f"listens on {running['host']}:{running['port']}"):
+            check_same_address(running, asked, "here")
 
 
 def test_of_a_traceback_the_error_is_told():
