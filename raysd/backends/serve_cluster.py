@@ -17,7 +17,7 @@ from raysd.backends.ray_jobs import CALL_TIMEOUT_S, PACKAGE, check_reachable, ex
 from raysd.backends.vllm_server import free_port
 from raysd.deployment.cluster import HAPROXY, WITHOUT_HAPROXY, cluster_variables
 from raysd.deployment.guard import read_keys
-from raysd.deployment.options import serve_section
+from raysd.deployment.options import patience_s, serve_section
 from raysd.errors import EngineError, ExperimentError
 from raysd.experiment import Experiment
 from raysd.experiment.serve import ServeSection
@@ -74,7 +74,7 @@ class ServeCluster:
         address = check_reachable(address)
         with explained("connecting to the cluster's dashboard", address):
             self._client = within(CALL_TIMEOUT_S, ServeSubmissionClient, address)
-        self._address = address
+        self._address, self._before = address, {}
 
     def details(self) -> dict[str, Any]:
         """What Serve tells of itself."""
@@ -91,22 +91,24 @@ class ServeCluster:
     def deploy(self, config: dict[str, Any]) -> None:
         """Puts the config's application beside those that run, in place of one of the same name. Raises ExperimentError if Serve listens elsewhere than it asks for."""
         own, found = {application["name"] for application in config["applications"]}, self.details()
+        self._before = {name: each["last_deployed_time_s"] for name, each in found["applications"].items()}
         check_same_address(found.get("http_options"), config["http_options"], self._address)
         others = [each["deployed_app_config"] for name, each in found["applications"].items() if name not in own and each["deployed_app_config"]]
         with explained("deploying", self._address):
             within(10 * CALL_TIMEOUT_S, self._client.deploy_applications, {**config, "applications": [*config["applications"], *others]})
 
     def wait_until_running(self, name: str, timeout_s: float, tell: Tell) -> None:
-        """Returns when an application serves. Raises EngineError with what Serve says of it when it cannot, or has not after so long."""
+        """Returns when an application serves as it was deployed last. Raises EngineError with what Serve says of it when it cannot, or has not after so long."""
         give_up, told = time.monotonic() + timeout_s, ""
         while True:
             found = self.details()["applications"].get(name)
-            status = "NOT_STARTED" if found is None else found["status"]
+            late = found is None or found["last_deployed_time_s"] == self._before.get(name)  # Serve has not begun with it yet
+            status = "NOT_STARTED" if late else found["status"]
             if status == "RUNNING":
                 return
             said = said_of(found or {})
-            if status in ("DEPLOY_FAILED", "UNHEALTHY") or time.monotonic() > give_up:
-                what = "cannot be served" if status in ("DEPLOY_FAILED", "UNHEALTHY") else f"does not serve after {timeout_s:g} s ({status})"
+            if status == "DEPLOY_FAILED" or time.monotonic() > give_up:
+                what = "cannot be served" if status == "DEPLOY_FAILED" else f"does not serve after {timeout_s:g} s ({status})"
                 raise EngineError(what=f"{name} {what}: {said}", where=self._address, fix="what Serve says above tells why; more is in the logs of its replicas")
             if said and said != told:
                 tell(told := said)
@@ -208,6 +210,6 @@ def serve_on(address: str, experiment: Experiment, config: dict[str, Any], tell:
 
 def _start(cluster: ServeCluster, experiment: Experiment, config: dict[str, Any], tell: Tell) -> None:
     cluster.deploy(config)
-    cluster.wait_until_running(config["applications"][0]["name"], (serve_section(experiment).engine or experiment.sweep.engine).start_timeout_s, tell)
+    cluster.wait_until_running(config["applications"][0]["name"], patience_s(experiment), tell)
     if not cluster.has_haproxy():
         tell(f"the cluster's nodes were started without {HAPROXY}=1: {WITHOUT_HAPROXY}")

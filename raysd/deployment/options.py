@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from raysd.experiment import Experiment
@@ -28,6 +29,12 @@ def cpus_of_rank(experiment: Experiment, spec: EngineSpec, cores: int) -> int:
     if section.cpus is not None or spec.hardware != CPU:
         return section.cpus or 1
     return max(1, cores // (section.autoscaling.max_replicas * spec.tensor_parallel))
+
+
+def patience_s(experiment: Experiment) -> float:
+    """How long it may take until it is served: all the attempts of a replica to start."""
+    section = serve_section(experiment)
+    return section.start_attempts * (section.engine or experiment.sweep.engine).start_timeout_s
 
 
 def application_arguments(experiment: Experiment, spec: EngineSpec, cores: int) -> dict[str, Any]:
@@ -72,7 +79,9 @@ def _accelerator(hardware: str) -> dict[str, Any]:
 
 def environment(experiment: Experiment, spec: EngineSpec) -> dict[str, str]:
     """Variables of a replica and of its ranks: what the machines need, and what the engine is told by them, such as AITER's switches."""
-    return {**experiment.hardware.env, "VLLM_NO_USAGE_STATS": "1", **({"HF_HUB_OFFLINE": "1"} if spec.target.is_absolute() else {}), **spec.settings.env}
+    # Ray would wait an hour for an engine that does not start.
+    start = {"RAYLLM_ENGINE_START_TIMEOUT_S": str(math.ceil(spec.settings.start_timeout_s))}
+    return {**experiment.hardware.env, **start, "VLLM_NO_USAGE_STATS": "1", **({"HF_HUB_OFFLINE": "1"} if spec.target.is_absolute() else {}), **spec.settings.env}
 
 
 def _policy(scaling: AutoscalingSection) -> dict[str, Any]:
@@ -94,6 +103,7 @@ def deployment_options(section: ServeSection, spec: EngineSpec) -> dict[str, Any
             "max_ongoing_requests": scaling.most_of(spec.settings),
             "graceful_shutdown_timeout_s": section.longest_answer_s,
             "max_constructor_retry_count": section.start_attempts,
+            "max_surge_percent": 1 if section.update == "start_first" else 0,  # of the replicas, rounded up
             "health_check_period_s": HEALTH_PERIOD_S, "health_check_timeout_s": HEALTH_TIMEOUT_S,
             # The bundles of the ranks reserve all that a replica takes.
             "ray_actor_options": {"num_cpus": 0}}

@@ -63,7 +63,8 @@ class Experiment(Section):
         if self.capture is not None and self.capture.engines > 1 and self.hardware.name != "cpu":
             raise ValueError("capture.engines: several engines are for hardware.name: cpu, where they share the cores; use 1")
         cpu, engine = self.hardware.name == "cpu", self.sweep.engine
-        for field, section, on_cpu in (("capture.kv_cache_bytes", self.capture, True), ("sweep.engine.kv_cache_bytes", engine, True), ("sweep.engine.gpu_memory_frac", engine, False)):
+        for field, section, on_cpu in (("capture.kv_cache_bytes", self.capture, True), ("sweep.engine.kv_cache_bytes", engine, True), ("sweep.engine.gpu_memory_frac", engine, False),
+                                        ("serve.engine.kv_cache_bytes", self.serve and self.serve.engine, True), ("serve.engine.gpu_memory_frac", self.serve and self.serve.engine, False)):
             name = field.rpartition(".")[2]
             if section is not None and on_cpu != cpu and getattr(section, name) != type(section).model_fields[name].default:
                 raise ValueError(f"{field}: has no effect with hardware.name: {self.hardware.name}, where {'sweep.engine.gpu_memory_frac' if on_cpu else 'kv_cache_bytes'} "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -85,6 +86,9 @@ class ServeSection(Section):
     `raysd serve` runs has for each rank of max_replicas."""
     start_attempts: Placement[int] = Field(3, ge=1)
     """How often a replica that does not start is tried in all."""
+    update: Placement[Literal["start_first", "stop_first"]] = "start_first"
+    """How replicas are replaced when something else is deployed under the name. `start_first`: one of the new starts before one of the old ends, for which there must be
+    room; without, the old ones go on. `stop_first`: the other way round, and where there is one replica nobody answers meanwhile."""
     stuck_after_s: Placement[float] = Field(120, gt=0)
     """How long an engine may have requests and finish no step before it counts as dead, and its replica is replaced."""
     autoscaling: Placement[AutoscalingSection] = AutoscalingSection()

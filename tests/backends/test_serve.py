@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,35 @@ def answered_again(port: int, before: psutil.Process, expected: str) -> None:
                 return
         assert time.monotonic() < give_up
         time.sleep(0.5)
+
+
+@pytest.mark.slow
+def test_another_draft_takes_over_without_a_request_that_fails(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYSD_TEST_KEYS", KEY)
+    spec = write_spec(tmp_path, serve={"cpus": 1})  # of two cores: room for one more
+    experiment, engine, config = to_serve(spec)
+    other = serve_config(experiment, replace(engine, draft=None, k=None), 1)
+    port, results, over = experiment.serve.port, [], threading.Event()
+
+    def keep_asking(number: int) -> None:
+        while not over.is_set():
+            results.append(outcome(port))
+
+    with served_here(experiment, config, print) as (_, cluster):
+        with ThreadPoolExecutor(2) as pool:
+            asking = [pool.submit(keep_asking, number) for number in range(2)]
+            try:
+                before = cluster.details()["applications"]["tiny"]["deployments"]["Replica:tiny"]["replicas"]
+                cluster.deploy(other)
+                cluster.wait_until_running("tiny", START_S, print)
+                after = cluster.details()["applications"]["tiny"]["deployments"]["Replica:tiny"]["replicas"]
+                time.sleep(2)
+            finally:
+                over.set()
+            for each in asking:
+                each.result()
+    assert {each["replica_id"] for each in before}.isdisjoint(each["replica_id"] for each in after if each["state"] == "RUNNING")
+    assert len(results) > 100 and set(results) == {200}, [each for each in results if each != 200]
 
 
 @pytest.mark.slow

@@ -91,13 +91,18 @@ def test_switches_of_the_engine_and_of_the_machines_are_variables_of_the_replica
     told = config_of(loaded(hardware={**MI355X, "env": {"NCCL_SOCKET_IFNAME": "eth0", "VLLM_ROCM_USE_AITER": "0"}},
                             sweep={"engine": {"env": {"VLLM_ROCM_USE_AITER": "1", "VLLM_ROCM_USE_AITER_MLA": "1"}}}))
     assert told["runtime_env"]["env_vars"] == {"NCCL_SOCKET_IFNAME": "eth0", "VLLM_ROCM_USE_AITER": "1", "VLLM_ROCM_USE_AITER_MLA": "1",
-                                               "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+                                               "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "RAYLLM_ENGINE_START_TIMEOUT_S": "600"}
 
 
 def test_settings_of_the_serve_section_replace_those_of_the_sweep(loaded):
     told = config_of(loaded(serve={"engine": {"max_num_seqs": 128, "env": {"A": "1"}}, "prefix_caching": True}))
     assert told["engine_kwargs"]["max_num_seqs"] == 128 and told["engine_kwargs"]["enable_prefix_caching"] is True
     assert told["deployment_config"]["max_ongoing_requests"] == 128 and told["runtime_env"]["env_vars"]["A"] == "1"
+
+
+@pytest.mark.parametrize(("update", "surge"), [(None, 1), ("start_first", 1), ("stop_first", 0)])
+def test_another_draft_takes_over_replica_by_replica(loaded, update, surge):
+    assert config_of(loaded(serve={} if update is None else {"update": update}))["deployment_config"]["max_surge_percent"] == surge
 
 
 def test_replicas_scale_with_the_load(loaded):
@@ -166,6 +171,7 @@ def test_what_is_asked_for_by_no_one_is_on_loopback(loaded):
     ({"route": "llm"}, "serve.route", "pattern"),
     ({"route": "/llm/"}, "serve.route", "pattern"),
     ({"port": 0}, "serve.port", "greater"),
+    ({"engine": {"gpu_memory_frac": 0.5}}, "serve.engine.gpu_memory_frac", "no effect with hardware.name: cpu"),
     ({"replicas": 2}, "serve.replicas", "unknown key"),
 ])
 def test_what_cannot_be_served_is_refused(write_experiment, serve, field, words):
