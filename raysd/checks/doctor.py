@@ -35,7 +35,7 @@ def facts_of(experiment: Experiment, asked: str | None = None, installed: str | 
     Raises ExperimentError for a machine that is not in the catalogue, a text that is no version, and files that cannot be read.
     """
     vllm = _version(asked, "--vllm") or _version(experiment.hardware.vllm, "hardware.vllm") or (None if installed is None else Version(installed))
-    is_installed = installed is not None and vllm == Version(installed)
+    is_installed = installed is not None and vllm is not None and vllm.public == Version(installed).public  # 0.32.0+rocm722 is 0.32.0
     target, draft, versions = _target_folder(experiment), experiment.draft.checkpoint, installed_packages()
     draft = draft if draft is not None and (draft / "config.json").is_file() else None
     published = known_target(experiment.target.model) if target is None else None
