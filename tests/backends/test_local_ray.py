@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from raysd.backends.local_ray import local_ray
-from raysd.backends.ray_jobs import _job_submission_client
+from raysd.backends.ray_jobs import job_submission_client
 
 OTHER = """
 import ray
@@ -58,7 +58,7 @@ def test_a_job_connects_to_the_ray_that_it_runs_in_and_no_file_of_it_stays(folde
     with contextlib.ExitStack() as others:
         addresses = {others.enter_context(another_ray()) for _ in range(2)}
         with local_ray() as address:
-            client = _job_submission_client(address)
+            client = job_submission_client(address)
             job = client.submit_job(entrypoint=f"{sys.executable} {tmp_path / 'driver.py'}")
             give_up = time.monotonic() + PATIENCE_S
             while not client.get_job_status(job).is_terminal():

@@ -62,7 +62,7 @@ def run(
         for stage, body in (("sweep", sweep), ("report", report)):
             (working_dir / "jobs" / f"{stage}.py").write_text(SCRIPT.format(stage=stage, body=body))
         client = ray_jobs.RayJobClient(
-            ray_jobs._job_submission_client(address), working_dir, store.uri, experiment
+            ray_jobs.job_submission_client(address), working_dir, store.uri, experiment
         )
         planned = plan(stages_of(experiment), store)
         outcome = run_stages(
@@ -168,21 +168,21 @@ def test_a_cluster_that_wants_another_token_says_so(address, monkeypatch):
         "ray.dashboard.modules.dashboard_sdk.get_auth_headers_if_auth_enabled", lambda headers: {"authorization": "Bearer wrong"}
     )
     with pytest.raises(RaysdError, match="token") as caught:
-        ray_jobs._job_submission_client(address)
+        ray_jobs.job_submission_client(address)
     assert caught.value.exit_code == 1 and "RAY_AUTH_TOKEN" in caught.value.fix
 
 
 def test_an_address_where_nothing_answers_is_refused_within_seconds():
     started = time.monotonic()
     with pytest.raises(RaysdError) as caught:
-        ray_jobs._job_submission_client("http://127.0.0.1:9")
+        ray_jobs.job_submission_client("http://127.0.0.1:9")
     assert caught.value.exit_code == 1 and "127.0.0.1:9" in caught.value.where
     assert time.monotonic() - started < 10
 
 
 def test_a_ray_client_address_is_refused_as_wrong_usage():
     with pytest.raises(ExperimentError, match="job server"):
-        ray_jobs._job_submission_client("ray://127.0.0.1:10001")
+        ray_jobs.job_submission_client("ray://127.0.0.1:10001")
 
 
 def test_only_what_a_stage_asks_for_is_passed_to_ray():
@@ -196,10 +196,10 @@ def test_only_what_a_stage_asks_for_is_passed_to_ray():
 def test_a_job_server_that_goes_silent_is_given_up_on():
     silent = threading.Event()
     started = time.monotonic()
-    with pytest.raises(RaysdError, match="did not answer within 0.2 s"), ray_jobs._explained("asking for a job"):
-        ray_jobs._within(0.2, silent.wait)
+    with pytest.raises(RaysdError, match="did not answer within 0.2 s"), ray_jobs.explained("asking for a job"):
+        ray_jobs.within(0.2, silent.wait)
     assert time.monotonic() - started < 10
     silent.set()
     with pytest.raises(KeyError):
-        ray_jobs._within(5, {}.__getitem__, "absent")
-    assert ray_jobs._within(5, max, 1, 2) == 2
+        ray_jobs.within(5, {}.__getitem__, "absent")
+    assert ray_jobs.within(5, max, 1, 2) == 2

@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from raysd.artifacts.stage import no_progress
-from raysd.backends.ray_jobs import _job_submission_client
+from raysd.backends.ray_jobs import job_submission_client
 from raysd.backends.serve_cluster import ServeCluster, check_same_address, served_here, without_traceback
 from raysd.backends.vllm_server import free_port, start_server
 from raysd.cli import _planned
@@ -161,7 +161,7 @@ async def ask():
 ray.init(configure_logging=False, log_to_driver=False)
 print("told", json.dumps(asyncio.run(ask())))
 """)
-    client = _job_submission_client(cluster._address)
+    client = job_submission_client(cluster._address)
     job = client.submit_job(entrypoint=f"{sys.executable} {folder / 'ask.py'}")
     give_up = time.monotonic() + 120
     while not client.get_job_status(job).is_terminal():
