@@ -118,7 +118,9 @@ def stage(experiment_document, tmp_path) -> Stage:
 def signals():
     """The handlers that a job has, during a test."""
     before = {number: signal.getsignal(number) for number in (*TERMINATING, signal.SIGINT)}
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it, and what nohup starts SIGHUP
+    for number in TERMINATING:
+        signal.signal(number, signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
