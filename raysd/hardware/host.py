@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,10 @@ def cpu_model(cpuinfo: Path) -> str:
     return told or platform.processor() or platform.machine()
 
 
-def package_versions() -> dict[str, str]:
-    """Library to version."""
+def package_versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """Package to version, of those that are installed."""
     versions = {}
-    for package in PACKAGES:
+    for package in packages:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

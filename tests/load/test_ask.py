@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import json
-import socket
-import threading
 
 import pytest
 
@@ -12,12 +10,13 @@ from raysd.cli import main
 from raysd.errors import EngineError, ExperimentError, RaysdError
 from raysd.load.address import parse_address
 from raysd.load.ask import ask_json, served_model
+from tests.byte_server import byte_server
 
 
 @contextlib.contextmanager
 def serving(pieces, pause_s=0.0, ends=True):
     """The URL of a server that sends these pieces, each after a pause, to whoever asks something, and then ends the connection, or says nothing any more."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    asked = []
 
     async def answer(reader, writer):
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):  # whoever asked may have had enough
@@ -30,21 +29,8 @@ def serving(pieces, pause_s=0.0, ends=True):
                 await reader.read()
         writer.close()
 
-    async def serve():
-        server = await asyncio.start_server(answer, sock=listener)
-        started.set()
-        await asyncio.to_thread(done.wait)
-        server.close()
-
-    started, done, asked = threading.Event(), threading.Event(), []
-    thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    started.wait()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
-    finally:
-        done.set()
-        thread.join()
+    with byte_server(answer) as url:
+        yield url, asked
 
 
 def http(body: bytes, status: str = "200 OK") -> bytes:

@@ -1,8 +1,6 @@
 """Answers as they may be framed, byte for byte: what a web framework would not send."""
 
 import asyncio
-import socket
-import threading
 
 import pytest
 
@@ -10,6 +8,7 @@ from raysd.load.address import parse_address
 from raysd.load.arrivals import Load
 from raysd.load.requests import Request
 from raysd.load.run import Limits, run_load
+from tests.byte_server import byte_server
 
 EVENTS = b'data: {"choices": [{"token_ids": [7, 8], "finish_reason": "stop"}]}\n\ndata: {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}}\n\ndata: [DONE]\n\n'
 LENGTH = b"content-length: %d\r\n\r\n" % len(EVENTS)
@@ -18,8 +17,6 @@ CHUNKED = b"transfer-encoding: chunked\r\n\r\n" + b"%x\r\n%b\r\n%x\r\n%b\r\n0\r\
 
 def answered(pieces, ends, requests=1):
     """What the client makes of a server that sends these pieces to each request, and then ends the connection or not."""
-    listener = socket.create_server(("127.0.0.1", 0))
-
     async def answer(reader, writer):
         try:
             while await reader.readuntil(b"\r\n\r\n"):
@@ -33,22 +30,9 @@ def answered(pieces, ends, requests=1):
             pass
         writer.close()
 
-    async def serve():
-        server = await asyncio.start_server(answer, sock=listener)
-        started.set()
-        await asyncio.to_thread(done.wait)
-        server.close()
-
-    started, done = threading.Event(), threading.Event()
-    thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    started.wait()
-    try:
+    with byte_server(answer) as url:
         asked = [Request(f"q{number}", "p", 2, 0.0, False) for number in range(requests)]
-        return run_load(parse_address(f"127.0.0.1:{listener.getsockname()[1]}"), "m", asked, Load(concurrency=1), Limits(request_s=5)).results
-    finally:
-        done.set()
-        thread.join()
+        return run_load(parse_address(url), "m", asked, Load(concurrency=1), Limits(request_s=5)).results
 
 
 @pytest.mark.parametrize(("pieces", "ends"), [
