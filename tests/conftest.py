@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 import yaml
 from safetensors.numpy import save_file
+
+from raysd.signals import TERMINATING
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -55,6 +58,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "chain" if nodeid.startswith(CHAIN) else super()._split_scope(nodeid)
 
     return ChainTogether(config, log)
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Signals as a process of its own has them, during a test."""
+    before = {number: signal.getsignal(number) for number in (*TERMINATING, signal.SIGINT)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it, and what nohup starts SIGHUP
+    for number in TERMINATING:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -10,15 +10,8 @@ from raysd.signals import TERMINATING, Terminated, raise_when_terminated, termin
 
 
 @pytest.fixture(autouse=True)
-def handlers():
-    before = {number: signal.getsignal(number) for number in (*TERMINATING, signal.SIGINT)}
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in TERMINATING:
-        signal.signal(number, signal.SIG_DFL)
+def handlers(signals):
     raise_when_terminated()
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, Terminated), (signal.SIGHUP, Terminated), (signal.SIGINT, KeyboardInterrupt)])

@@ -29,7 +29,7 @@ from raysd.errors import ArtifactError, ExperimentError, StageError
 from raysd.experiment import load_experiment
 from raysd.experiment.train import TrainSection
 from raysd.hidden_states.shards import Captured, Conversation, write_index, write_shard
-from raysd.signals import TERMINATING, Terminated, raise_when_terminated, whole
+from raysd.signals import Terminated, raise_when_terminated, whole
 from tests.stage_runs import attempt, piece
 from tests.tiny_drafts import captured_from, small_draft
 from tests.tiny_models import tiny_llama
@@ -112,18 +112,6 @@ def stage(experiment_document, tmp_path) -> Stage:
         for split in ("train", "choose") for i in range(6)], captured_from(experiment.target, [1, 2, 3]))
     write_index(captured)
     return Stage(experiment, captured, tmp_path / "stores")
-
-
-@pytest.fixture
-def signals():
-    """The handlers that a job has, during a test."""
-    before = {number: signal.getsignal(number) for number in (*TERMINATING, signal.SIGINT)}
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it, and what nohup starts SIGHUP
-    for number in TERMINATING:
-        signal.signal(number, signal.SIG_DFL)
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def killed():
