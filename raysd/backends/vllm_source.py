@@ -13,6 +13,12 @@ MODELS = ("model_executor/models/*.py", "models/*/*.py", "models/*/*/*.py")
 """Where vLLM has its models."""
 
 
+def text_of(file: str) -> str | None:
+    """A file of it; None: no vLLM is installed, or it has no such file."""
+    folder = _folder()
+    return None if folder is None or not (folder / file).is_file() else (folder / file).read_text(encoding="utf-8")
+
+
 def class_fields(file: str, name: str) -> frozenset[str]:
     """The annotated fields of a class."""
     found = next(node for node in _parsed(file).body if isinstance(node, ast.ClassDef) and node.name == name)
@@ -44,15 +50,17 @@ def _classes(name: str) -> Iterator[list[str]]:
 @cache
 def _model_texts() -> list[str]:
     folder = _folder()
+    assert folder is not None, "asked only where vLLM is installed"
     return [path.read_text(encoding="utf-8") for pattern in MODELS for path in sorted(folder.glob(pattern))]
 
 
 @cache
 def _parsed(file: str) -> ast.Module:
-    return ast.parse((_folder() / file).read_text(encoding="utf-8"))
+    text = text_of(file)
+    assert text is not None, "asked only where vLLM is installed"
+    return ast.parse(text)
 
 
-def _folder() -> Path:
+def _folder() -> Path | None:
     found = importlib.util.find_spec("vllm")
-    assert found is not None and found.origin is not None, "asked only where vLLM is installed"
-    return Path(found.origin).parent
+    return None if found is None or found.origin is None else Path(found.origin).parent
